@@ -1,0 +1,98 @@
+// One block: what torch asked for, or the second life of one. States and their equations:
+//
+//   Resident     owns frames; data on the device                       (host copy: none)
+//   Offloading   owns frames; data on the device; copy out queued      (host copy: being made)
+//   Offloaded    owns no frames; its address stays reserved            (host copy: whole)
+//   Prefetching  a second life, not handed out yet: owns frames; copy in queued; its first life
+//                is Offloaded                                          (the first life's host copy)
+//   Moved        owns nothing; its second life was handed out; its address stays reserved
+//
+//   Resident -> Offloading -> Offloaded -> Moved -> (freed)
+//   Offloading -> Resident (it was asked for before anybody took the frames)
+//   Prefetching -> Resident (handed out) or -> (dropped)
+//
+// A block is named by a generation, never by its address (rule 12). Guarded by the device lock.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fence.hpp"
+#include "mapping_cache.hpp"
+
+namespace vdnn {
+
+enum class BlockState { kResident, kOffloading, kOffloaded, kPrefetching, kMoved };
+
+inline constexpr std::uint32_t kNoSave = 0xffffffffu;
+// An ordinal that no request has: born where ordinals do not count.
+inline constexpr std::uint32_t kNoOrdinal = 0xffffffffu;
+
+// When a block is next used. Smaller is sooner; older episodes come later than newer ones.
+struct NextUse {
+  std::uint32_t age = 0;   // counts down with the episode number
+  std::uint32_t rank = 0;  // within the episode
+  std::uint64_t generation = 0;
+  auto operator<=>(const NextUse&) const = default;
+};
+
+struct PendingUse {
+  std::uint32_t save_index;
+  std::uint32_t rank;
+};
+
+struct Block {
+  std::uint64_t generation = 0;
+  Addr address = 0;
+  std::size_t bytes = 0;           // as asked for
+  BlockState state = BlockState::kResident;
+  bool is_in_heap = false;
+
+  Mapping* mapping = nullptr;      // null in the heap
+  std::size_t frames = 0;          // it owns this prefix of the mapping while it owns frames
+
+  StreamIndex stream = 0;          // allocation stream
+  std::vector<StreamIndex> other_streams;  // recorded, or current at a save or restore
+  std::uint64_t birth_call = 0;    // StreamClock::calls() when it was born
+
+  std::uint32_t layer = 0;
+  std::uint64_t episode = 0;       // born in
+  std::uint32_t ordinal = kNoOrdinal;
+
+  // Saved for backward.
+  const void* storage = nullptr;   // its c10::StorageImpl
+  std::uint32_t references = 0;    // on the storage, of the controller
+  std::uint32_t pins = 0;          // restored, and not yet let go
+  std::uint64_t saved_in = 0;      // episode of its latest save
+  bool is_saved = false;
+  bool is_eager = false;
+  bool was_dropped = false;        // its prefetch was given up once: wait for the demand
+  std::vector<PendingUse> uses;    // saves not restored yet
+  NextUse next_use;                // derived from them
+
+  // Away or coming back.
+  void* host = nullptr;
+  Fence host_ready;                // the copy out
+  Fence ready;                     // the copy in: every user's stream waits for it
+  Block* first_life = nullptr;
+  Block* second_life = nullptr;
+
+  [[nodiscard]] bool owns_frames() const {
+    return state == BlockState::kResident || state == BlockState::kOffloading ||
+           state == BlockState::kPrefetching;
+  }
+  // The streams, other than its own, that may have work on it.
+  void add_stream(StreamIndex index);
+  // Marks one save as restored, or adds one, and derives next_use.
+  void add_use(std::uint32_t save_index, std::uint32_t rank);
+  void finish_use(std::uint32_t save_index);
+
+ private:
+  void derive_next_use();
+};
+
+[[nodiscard]] const char* state_name(BlockState state);
+// The transition table above.
+[[nodiscard]] bool may_become(BlockState from, BlockState to);
+
+}  // namespace vdnn

@@ -1,0 +1,130 @@
+// The indices over all blocks: see block_table.hpp.
+#include "block_table.hpp"
+
+#include "check.hpp"
+
+namespace vdnn {
+
+Block& BlockTable::create(Addr address) {
+  auto block = std::make_unique<Block>();
+  block->generation = ++last_generation_;
+  block->address = address;
+  Block& reference = *block;
+  const bool is_new = blocks_.emplace(address, std::move(block)).second;
+  VDNN_ASSERT(is_new, "address " + std::to_string(address) + " is handed out twice");
+  return reference;
+}
+
+void BlockTable::erase(Block& block) {
+  unlink(block);
+  by_generation_.erase(block.generation);
+  blocks_.erase(block.address);
+}
+
+Block* BlockTable::at(Addr address) const {
+  const auto it = blocks_.find(address);
+  return it == blocks_.end() ? nullptr : it->second.get();
+}
+
+const Block* BlockTable::containing(Addr address) const {
+  for (const auto& [base, block] : blocks_) {
+    if (address >= base && address < base + block->bytes) return block.get();
+  }
+  return nullptr;
+}
+
+Block* BlockTable::by_generation(std::uint64_t generation) const {
+  const auto it = by_generation_.find(generation);
+  return it == by_generation_.end() ? nullptr : it->second;
+}
+
+BlockTable::ByUse* BlockTable::index_for(const Block& block) {
+  if (!block.is_saved) return nullptr;
+  switch (block.state) {
+    case BlockState::kResident:
+      return &resident_;
+    case BlockState::kOffloading:
+      return &offloading_;
+    case BlockState::kOffloaded:
+      return &offloaded_;
+    case BlockState::kPrefetching:
+      return &prefetching_;
+    case BlockState::kMoved:
+      return nullptr;
+  }
+  return nullptr;
+}
+
+void BlockTable::unlink(Block& block) {
+  if (ByUse* index = index_for(block)) index->erase(block.next_use);
+}
+
+void BlockTable::link(Block& block) {
+  if (ByUse* index = index_for(block)) index->emplace(block.next_use, &block);
+}
+
+void BlockTable::set_state(Block& block, BlockState state) {
+  VDNN_ASSERT(may_become(block.state, state),
+              std::string(state_name(block.state)) + " -> " + state_name(state));
+  unlink(block);
+  block.state = state;
+  link(block);
+}
+
+void BlockTable::start_prefetching(Block& block, Block& first_life) {
+  block.state = BlockState::kPrefetching;
+  block.first_life = &first_life;
+  first_life.second_life = &block;
+  block.saved_in = first_life.saved_in;
+  block.uses = first_life.uses;
+  block.next_use = first_life.next_use;
+  block.next_use.generation = block.generation;
+  mark_saved(block);
+}
+
+void BlockTable::add_use(Block& block, std::uint32_t save_index, std::uint32_t rank) {
+  unlink(block);
+  block.add_use(save_index, rank);
+  link(block);
+}
+
+void BlockTable::finish_use(Block& block, std::uint32_t save_index) {
+  unlink(block);
+  block.finish_use(save_index);
+  link(block);
+}
+
+void BlockTable::mark_saved(Block& block) {
+  unlink(block);
+  block.is_saved = true;
+  by_generation_[block.generation] = &block;
+  link(block);
+}
+
+std::string BlockTable::broken(const FramePool& pool) const {
+  std::size_t frames = 0;
+  std::size_t indexed = 0;
+  for (const auto& [address, block] : blocks_) {
+    const std::string name = "block " + std::to_string(block->generation) + " (" +
+                             state_name(block->state) + "): ";
+    if (block->address != address) return name + "found under another address";
+    if (block->is_in_heap && block->state != BlockState::kResident) return name + "in the heap";
+    if (block->owns_frames()) frames += block->frames;
+    if ((block->state == BlockState::kOffloaded || block->state == BlockState::kOffloading) !=
+        (block->host != nullptr)) {
+      return name + "host copy and state disagree";
+    }
+    const bool is_second = block->state == BlockState::kPrefetching;
+    if (is_second != (block->first_life != nullptr)) return name + "first life and state disagree";
+    if (block->second_life != nullptr && block->state != BlockState::kOffloaded) {
+      return name + "has a second life";
+    }
+    indexed += block->is_saved && block->state != BlockState::kMoved;
+  }
+  if (indexed != resident_.size() + offloading_.size() + offloaded_.size() + prefetching_.size()) {
+    return "a saved block is in no index, or in two";
+  }
+  return frames <= pool.owned() ? "" : "blocks own more frames than are owned";
+}
+
+}  // namespace vdnn

@@ -1,0 +1,59 @@
+// Every block of one device, by address and by generation, and the saved ones in order of their
+// next use. is_valid() checks the equations of block.hpp. Guarded by the device lock.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "block.hpp"
+#include "frame_pool.hpp"
+
+namespace vdnn {
+
+class BlockTable {
+ public:
+  using ByUse = std::map<NextUse, Block*>;
+
+  // A new resident block with a fresh generation.
+  Block& create(Addr address);
+  void erase(Block& block);
+
+  [[nodiscard]] Block* at(Addr address) const;
+  // The block whose bytes hold `address`, or null.
+  [[nodiscard]] const Block* containing(Addr address) const;
+  [[nodiscard]] Block* by_generation(std::uint64_t generation) const;
+
+  // Moves the block along the transition table and to the index that its state wants.
+  void set_state(Block& block, BlockState state);
+  // A second life is born prefetching.
+  void start_prefetching(Block& block, Block& first_life);
+  // Changes what next_use is derived from.
+  void add_use(Block& block, std::uint32_t save_index, std::uint32_t rank);
+  void finish_use(Block& block, std::uint32_t save_index);
+  void mark_saved(Block& block);
+
+  [[nodiscard]] const ByUse& resident_saved() const { return resident_; }
+  [[nodiscard]] const ByUse& offloading() const { return offloading_; }
+  [[nodiscard]] const ByUse& offloaded() const { return offloaded_; }
+  [[nodiscard]] const ByUse& prefetching() const { return prefetching_; }
+  [[nodiscard]] const std::unordered_map<Addr, std::unique_ptr<Block>>& all() const {
+    return blocks_;
+  }
+
+  // The first broken equation, or "".
+  [[nodiscard]] std::string broken(const FramePool& pool) const;
+
+ private:
+  [[nodiscard]] ByUse* index_for(const Block& block);
+  void unlink(Block& block);
+  void link(Block& block);
+
+  std::unordered_map<Addr, std::unique_ptr<Block>> blocks_;
+  std::unordered_map<std::uint64_t, Block*> by_generation_;  // saved blocks and second lives only
+  ByUse resident_, offloading_, offloaded_, prefetching_;
+  std::uint64_t last_generation_ = 0;
+};
+
+}  // namespace vdnn

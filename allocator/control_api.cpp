@@ -1,0 +1,140 @@
+// The calls that the controller makes: arguments checked, exceptions turned into a status and a
+// sentence. See vdnn_alloc.h for what each means.
+#include <algorithm>
+
+#include "error_border.hpp"
+#include "process.hpp"
+
+namespace {
+
+vdnn::HostDriver* host_driver() {
+  const auto devices = vdnn::devices();
+  return devices.empty() ? nullptr : dynamic_cast<vdnn::HostDriver*>(&devices[0]->driver());
+}
+
+}  // namespace
+
+extern "C" {
+
+vdnn_status vdnn_start(const vdnn_config* config) {
+  return vdnn::at_border([&] { vdnn::start(*config); });
+}
+
+uint64_t vdnn_minimum_budget(uint32_t backend, uint64_t frame_bytes) {
+  return vdnn::minimum_budget(backend, frame_bytes);
+}
+
+const char* vdnn_last_error(void) { return vdnn::kept_error(); }
+
+uint64_t vdnn_save(int device, const void* address, const void* storage, void* stream,
+                   uint32_t layer, uint32_t save_index, uint32_t flags) {
+  uint64_t generation = 0;
+  const vdnn_status status = vdnn::at_border([&] {
+    generation = vdnn::device(device).save(address, {.storage = storage,
+                                                     .stream = stream,
+                                                     .layer = layer,
+                                                     .save_index = save_index,
+                                                     .is_eager = (flags & VDNN_SAVE_EAGER) != 0});
+  });
+  return status == VDNN_OK ? generation : 0;
+}
+
+vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t save_index,
+                         vdnn_restored* out) {
+  return vdnn::at_border(
+      [&] { *out = vdnn::device(device).restore(generation, stream, save_index); });
+}
+
+vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage,
+                       uint32_t references) {
+  return vdnn::at_border([&] { vdnn::device(device).adopt(generation, storage, references); });
+}
+
+vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stream) {
+  vdnn::current_layer() = {.layer = layer, .phase = phase};
+  return vdnn::at_border([&] { vdnn::device(device).boundary(stream); });
+}
+
+void vdnn_name_layer(uint32_t layer, const char* name) { vdnn::name_layer(layer, name); }
+
+void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ranks,
+                        size_t count) {
+  for (vdnn::Device* device : vdnn::devices()) {
+    device->begin_episode(finished, expected, {ranks, count});
+  }
+}
+
+void vdnn_end_of_step(void) {
+  for (vdnn::Device* device : vdnn::devices()) device->end_of_step();
+}
+
+vdnn_status vdnn_read_stats(int device, vdnn_stats* out) {
+  return vdnn::at_border([&] { *out = vdnn::device(device).read_stats(); });
+}
+
+size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity) {
+  size_t count = 0;
+  const vdnn_status status = vdnn::at_border([&] {
+    const auto layers = vdnn::device(device).read_layer_stats();
+    std::copy_n(layers.begin(), std::min(capacity, layers.size()), rows);
+    count = layers.size();
+  });
+  return status == VDNN_OK ? count : 0;
+}
+
+const char* vdnn_layer_name(uint32_t layer) { return vdnn::layer_name(layer); }
+
+void vdnn_reset_peaks(int device) {
+  (void)vdnn::at_border([&] { vdnn::device(device).reset_peaks(); });
+}
+
+size_t vdnn_read_trace(int device, vdnn_trace_event* out, size_t capacity) {
+  size_t count = 0;
+  const vdnn_status status =
+      vdnn::at_border([&] { count = vdnn::device(device).read_trace(out, capacity); });
+  return status == VDNN_OK ? count : 0;
+}
+
+const char* vdnn_trace_kind_name(uint32_t kind) {
+  return vdnn::trace_kind_name(static_cast<vdnn::TraceKind>(kind));
+}
+
+int vdnn_owns(int device, const void* address) {
+  bool owns = false;
+  (void)vdnn::at_border([&] { owns = vdnn::device(device).owns(address); });
+  return owns ? 1 : 0;
+}
+
+vdnn_status vdnn_validate(void) {
+  return vdnn::at_border([] {
+    for (vdnn::Device* device : vdnn::devices()) {
+      const std::string broken = device->validate();
+      if (!broken.empty()) throw vdnn::InvalidArgument(broken);
+    }
+  });
+}
+
+vdnn_status vdnn_host_fail_at(uint32_t primitive, uint64_t nth) {
+  return vdnn::at_border([&] {
+    vdnn::HostDriver* driver = host_driver();
+    if (driver == nullptr || primitive >= static_cast<uint32_t>(vdnn::Primitive::kCount)) {
+      throw vdnn::InvalidArgument("faults can be injected on the host backend only, at a known "
+                                  "primitive");
+    }
+    driver->fail_at(static_cast<vdnn::Primitive>(primitive), nth);
+  });
+}
+
+uint64_t vdnn_host_witness_bytes(void) {
+  vdnn::HostDriver* driver = host_driver();
+  return driver == nullptr ? 0 : driver->witness_bytes();
+}
+
+uint64_t vdnn_host_mapping_count(void) {
+  vdnn::HostDriver* driver = host_driver();
+  return driver == nullptr ? 0 : driver->mapping_count();
+}
+
+int vdnn_is_forked_child(void) { return vdnn::is_forked_child() ? 1 : 0; }
+
+}  // extern "C"

@@ -1,0 +1,217 @@
+// What torch asks of a device: allocate, free, record_stream, empty_cache. The controller's half is
+// saved_blocks.cpp. See device.hpp.
+#include "device.hpp"
+
+#include "check.hpp"
+
+namespace vdnn {
+namespace {
+
+// A slab is this many frames, or what one request needs.
+constexpr std::size_t kSlabFrames = 8;
+// A block whose rounding to frames wastes more than 1/16 of them goes to the heap if it stays.
+constexpr std::size_t kTolerableWaste = 16;
+
+}  // namespace
+
+CurrentLayer& current_layer() noexcept {
+  thread_local CurrentLayer current;
+  return current;
+}
+
+Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
+               std::size_t host_budget_bytes)
+    : ordinal_(ordinal),
+      state_(std::move(driver), config, host_budget_bytes),
+      mover_(state_),
+      pressure_(state_, mover_),
+      placement_(state_, pressure_),
+      prefetch_(state_, mover_, pressure_, placement_) {}
+
+StreamIndex Device::arrive(Stream stream) {
+  const StreamIndex index = state_.clock.index_of(stream);
+  state_.clock.arrive(index);
+  return index;
+}
+
+void* Device::allocate(std::size_t bytes, Stream stream) {
+  state_.driver->enter_thread();
+  Waits waits;
+  Addr address = 0;
+  {
+    Lock lock(state_.mutex);
+    const StreamIndex index = arrive(stream);
+    if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
+    // Ordinals number only what can live in frames: the tiny ones come and go.
+    const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
+    const bool is_counted = !is_tiny && state_.book.number() > 0;
+    const std::uint32_t ordinal =
+        is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
+    const bool in_heap = is_tiny || belongs_in_heap(bytes, ordinal);
+    Block& block = in_heap ? allocate_in_heap(bytes, index, waits, lock)
+                           : allocate_frames(bytes, ordinal, index, waits, lock);
+    register_birth(block, bytes, index);
+    address = block.address;
+    finish_call();
+  }
+  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
+  if (stalled_ns > 0) {
+    const Lock lock(state_.mutex);
+    state_.stats.stall_ns += stalled_ns;
+    state_.stats.layer(current_layer().layer).waited_ns += stalled_ns;
+  }
+  return reinterpret_cast<void*>(address);
+}
+
+bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const {
+  const std::size_t held = state_.frames_for(bytes) * state_.driver->frame_bytes();
+  if ((held - bytes) * kTolerableWaste <= held) return false;
+  return !state_.book.is_inside() || !state_.book.may_be_saved(ordinal);
+}
+
+Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock) {
+  for (;;) {
+    const Addr address = state_.heap.allocate(bytes, stream);
+    if (address != 0) {
+      Block& block = state_.table.create(address);
+      block.is_in_heap = true;
+      return block;
+    }
+    const std::size_t need = state_.frames_for(Heap::rounded(bytes));
+    // A slab beyond the need must not push anything out.
+    const bool has_room = state_.pool.unowned() >= std::max(need, kSlabFrames);
+    const std::size_t frames = has_room ? std::max(need, kSlabFrames) : need;
+    const std::uint32_t ordinal =
+        state_.book.number() > 0 ? state_.book.next_ordinal(Asker::kSlab) : kNoOrdinal;
+    const Place place = placement_.find({.frames = frames,
+                                         .bytes = bytes,
+                                         .asker = Asker::kSlab,
+                                         .ordinal = ordinal,
+                                         .stream = stream},
+                                        lock);
+    state_.clock.collect(place.fence, stream, waits);
+    state_.heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
+    state_.book.take_frames(frames);
+  }
+}
+
+Block& Device::allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
+                               Waits& waits, Lock& lock) {
+  const std::size_t frames = state_.frames_for(bytes);
+  const Place place = placement_.find({.frames = frames,
+                                       .bytes = bytes,
+                                       .asker = Asker::kBlock,
+                                       .ordinal = ordinal,
+                                       .stream = stream},
+                                      lock);
+  state_.clock.collect(place.fence, stream, waits);
+  Block& block = state_.table.create(place.mapping->address);
+  block.mapping = place.mapping;
+  block.frames = frames;
+  block.ordinal = ordinal;
+  state_.book.take_frames(frames);
+  return block;
+}
+
+void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream) {
+  block.bytes = bytes;
+  block.stream = stream;
+  block.birth_call = state_.clock.calls();
+  block.layer = current_layer().layer;
+  block.episode = state_.book.number();
+  Stats& stats = state_.stats;
+  ++stats.allocations;
+  stats.heap_blocks += block.is_in_heap;
+  stats.live_bytes.add(bytes);
+  stats.add_resident(bytes);
+  vdnn_layer_stats& layer = stats.layer(block.layer);
+  layer.owned_bytes += bytes;
+  layer.owned_bytes_max = std::max(layer.owned_bytes_max, layer.owned_bytes);
+  state_.trace.add(TraceKind::kAllocate, block.generation, bytes, block.layer);
+}
+
+void Device::free(void* address, Stream stream) {
+  Lock lock(state_.mutex);
+  arrive(stream);
+  Block* block = state_.table.at(reinterpret_cast<Addr>(address));
+  VDNN_ASSERT(block != nullptr, "an address is freed that was never handed out");
+  ++state_.stats.frees;
+  state_.trace.add(TraceKind::kFree, block->generation, block->bytes, block->layer);
+  if (block->state != BlockState::kMoved) {
+    state_.stats.live_bytes.subtract(block->bytes);
+    state_.stats.layer(block->layer).owned_bytes -= block->bytes;
+  }
+  if (block->is_in_heap) {
+    free_heap_block(*block);
+  } else {
+    free_frames_of(*block);
+  }
+  if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
+  finish_call();
+}
+
+void Device::free_heap_block(Block& block) {
+  // Reuse in the heap is in stream order, so the heap's stream waits for the others' work now.
+  for (const StreamIndex other : block.other_streams) {
+    const Fence fence(state_.clock.record(other));
+    state_.clock.wait(block.stream, fence);
+  }
+  state_.stats.resident_bytes -= block.bytes;
+  --state_.stats.heap_blocks;
+  const Heap::Slab emptied = state_.heap.free(block.address, block.stream);
+  if (emptied.mapping != nullptr) {
+    const Fence fence(state_.clock.now(emptied.stream));
+    state_.pool.give_back(emptied.mapping->prefix(emptied.frames), fence);
+    emptied.mapping->last_use.add(fence);
+    emptied.mapping->is_busy = false;
+    state_.book.give_frames(emptied.frames);
+    state_.note_frames();
+  }
+  state_.table.erase(block);
+}
+
+void Device::free_frames_of(Block& block) {
+  if (block.second_life != nullptr) mover_.drop(*block.second_life);
+  if (block.owns_frames()) state_.book.give_frames(block.frames);
+  // A block that outlived its step (a gradient, say) comes back at the same ordinal of the next.
+  const bool outlived_step = block.ordinal != kNoOrdinal && block.episode < state_.book.number();
+  mover_.give_up_place(block, outlived_step);
+  mover_.forget_host_copy(block);
+  state_.table.erase(block);
+}
+
+void Device::record_stream(void* address, Stream stream) {
+  const Lock lock(state_.mutex);
+  Block* block = state_.table.at(reinterpret_cast<Addr>(address));
+  if (block == nullptr) return;
+  block->add_stream(state_.clock.index_of(stream));
+}
+
+void Device::release_unused() {
+  std::vector<SharedEvent> events;
+  {
+    const Lock lock(state_.mutex);
+    for (StreamIndex i = 0; i < state_.clock.count(); ++i) {
+      events.push_back(state_.clock.event_for(state_.clock.record(i)));
+    }
+  }
+  for (const SharedEvent& event : events) state_.driver->synchronize(event.get());
+  const Lock lock(state_.mutex);
+  state_.cache.retire_idle();
+  state_.pool.release_free();
+  state_.note_frames();
+}
+
+void Device::finish_call() { VDNN_EXPENSIVE(broken().empty(), broken()); }
+
+std::string Device::validate() {
+  const Lock lock(state_.mutex);
+  return broken();
+}
+
+std::string Device::broken() const {
+  const std::string pool = state_.pool.broken();
+  return pool.empty() ? state_.table.broken(state_.pool) : pool;
+}
+
+}  // namespace vdnn

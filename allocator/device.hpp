@@ -1,0 +1,92 @@
+// One device: what torch and the controller ask of it, each under one lock. The parts do the work;
+// this file holds the order of their steps. Devices are found by torch's ordinal.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "prefetch.hpp"
+
+namespace vdnn {
+
+class Device {
+ public:
+  Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
+         std::size_t host_budget_bytes);
+
+  // --- torch ---------------------------------------------------------------------------------
+  // Never null for bytes > 0; throws OutOfMemory, HostMemoryError or DriverError.
+  [[nodiscard]] void* allocate(std::size_t bytes, Stream stream);
+  void free(void* address, Stream stream);
+  void record_stream(void* address, Stream stream);
+  // Waits for the device and returns every frame that nobody owns.
+  void release_unused();
+
+  // --- the controller --------------------------------------------------------------------------
+  struct Save {
+    const void* storage;
+    Stream stream;
+    std::uint32_t layer;
+    std::uint32_t save_index;
+    bool is_eager;
+  };
+  // The block's generation, or 0 if it is none that may move.
+  [[nodiscard]] std::uint64_t save(const void* address, const Save& save);
+  [[nodiscard]] vdnn_restored restore(std::uint64_t generation, Stream stream,
+                                      std::uint32_t save_index);
+  void adopt(std::uint64_t generation, const void* storage, std::uint32_t references);
+  void boundary(Stream stream);
+  void begin_episode(std::uint64_t finished, std::uint64_t expected,
+                     std::span<const std::uint32_t> ranks);
+  void end_of_step();
+
+  // --- reading -----------------------------------------------------------------------------------
+  [[nodiscard]] vdnn_stats read_stats();
+  [[nodiscard]] std::vector<vdnn_layer_stats> read_layer_stats();
+  [[nodiscard]] std::size_t read_trace(vdnn_trace_event* out, std::size_t capacity);
+  void reset_peaks();
+  [[nodiscard]] bool owns(const void* address);
+  [[nodiscard]] bool is_block(const void* address);
+  // The first broken equation of any table, or "".
+  [[nodiscard]] std::string validate();
+
+  // For fork handling and tests.
+  [[nodiscard]] Driver& driver() { return *state_.driver; }
+  [[nodiscard]] std::mutex& mutex() { return state_.mutex; }
+  // Waits, with the lock held, for all work on streams of ours; lists the live address ranges.
+  [[nodiscard]] std::vector<std::pair<Addr, std::size_t>> settle_for_fork();
+
+ private:
+  StreamIndex arrive(Stream stream);
+  [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& waits,
+                                        Lock& lock);
+  [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal,
+                                       StreamIndex stream, Waits& waits, Lock& lock);
+  [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const;
+  void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
+  void free_heap_block(Block& block);
+  void free_frames_of(Block& block);
+  [[nodiscard]] std::uint64_t fetch(std::uint64_t generation, Lock& lock);
+  void pin(Block& block);
+  void unpin_this_thread();
+  void finish_call();
+  [[nodiscard]] std::string broken() const;
+  void read_memory(vdnn_stats& out);
+  void read_counters(vdnn_stats& out) const;
+
+  const int ordinal_;
+  DeviceState state_;
+  Mover mover_;
+  Pressure pressure_;
+  Placement placement_;
+  Prefetch prefetch_;
+};
+
+// What this thread runs now; blocks born here belong to it.
+struct CurrentLayer {
+  std::uint32_t layer = 0;
+  std::uint32_t phase = VDNN_OUTSIDE;
+};
+[[nodiscard]] CurrentLayer& current_layer() noexcept;
+
+}  // namespace vdnn

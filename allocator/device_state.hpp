@@ -1,0 +1,54 @@
+// All the parts of one device, for the files that act on several of them. One lock guards
+// everything here; functions that need it held take the Lock as a parameter and may drop it
+// around long driver calls (rule 8).
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "block_table.hpp"
+#include "episode.hpp"
+#include "heap.hpp"
+#include "host_pool.hpp"
+#include "stats.hpp"
+#include "trace.hpp"
+
+namespace vdnn {
+
+using Lock = std::unique_lock<std::mutex>;
+
+struct DeviceState {
+  DeviceState(std::unique_ptr<Driver> device_driver, const vdnn_config& device_config,
+              std::size_t host_budget_bytes)
+      : driver(std::move(device_driver)),
+        config(device_config),
+        clock(*driver),
+        pool(*driver, clock, device_config.budget_bytes / driver->frame_bytes()),
+        cache(*driver, clock, pool),
+        host(*driver, clock, host_budget_bytes) {}
+
+  std::unique_ptr<Driver> driver;
+  const vdnn_config config;
+  std::mutex mutex;
+  StreamClock clock;
+  FramePool pool;
+  MappingCache cache;
+  Heap heap;
+  HostPool host;
+  BlockTable table;
+  EpisodeBook book;
+  Stats stats;
+  Trace trace;
+
+  [[nodiscard]] std::size_t frames_for(std::size_t bytes) const {
+    return (bytes + driver->frame_bytes() - 1) / driver->frame_bytes();
+  }
+  // Frames changed hands: the peaks follow.
+  void note_frames() {
+    stats.owned_bytes.set(pool.owned() * driver->frame_bytes());
+    stats.created_bytes_max =
+        std::max<std::uint64_t>(stats.created_bytes_max, pool.created() * driver->frame_bytes());
+  }
+};
+
+}  // namespace vdnn

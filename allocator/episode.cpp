@@ -1,0 +1,110 @@
+// What steps teach: see episode.hpp.
+#include "episode.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace vdnn {
+namespace {
+
+template <typename T>
+void put(std::vector<T>& table, std::size_t index, T value) {
+  if (table.size() <= index) table.resize(index + 1);
+  table[index] = value;
+}
+
+}  // namespace
+
+void EpisodeBook::begin(std::uint64_t finished, std::uint64_t expected,
+                        std::span<const std::uint32_t> ranks) {
+  if (finished != 0) {
+    current_.was_saved.resize(next_[static_cast<std::size_t>(Asker::kBlock)]);
+    learned_[finished] = std::move(current_);
+    std::erase(signatures_, finished);
+    signatures_.push_back(finished);
+    if (signatures_.size() > kSignaturesKept) {
+      learned_.erase(signatures_.front());
+      signatures_.erase(signatures_.begin());
+    }
+  }
+  const auto it = learned_.find(expected);
+  last_ = it == learned_.end() ? nullptr : &it->second;
+  current_ = Learned{};
+  ranks_.assign(ranks.begin(), ranks.end());
+  generations_.clear();
+  std::fill(std::begin(next_), std::end(next_), 0);
+  ++number_;
+  is_inside_ = true;
+  is_backward_ = false;
+}
+
+MappingId EpisodeBook::mapping_of(Asker asker, std::uint32_t ordinal) const {
+  if (last_ == nullptr) return 0;
+  const auto& table = last_->mapping[static_cast<std::size_t>(asker)];
+  return ordinal < table.size() ? table[ordinal] : 0;
+}
+
+void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping) {
+  put(current_.mapping[static_cast<std::size_t>(asker)], ordinal, mapping);
+}
+
+bool EpisodeBook::may_be_saved(std::uint32_t ordinal) const {
+  return last_ == nullptr || ordinal >= last_->was_saved.size() || last_->was_saved[ordinal];
+}
+
+std::uint32_t EpisodeBook::rank_of(std::uint32_t save_index) const {
+  return save_index < ranks_.size() ? ranks_[save_index] : 0x7fffffffu - save_index;
+}
+
+void EpisodeBook::save(std::uint32_t save_index, Block& block) {
+  put(generations_, save_index, block.generation);
+  if (block.episode == number_ && block.ordinal != kNoOrdinal) {
+    put(current_.was_saved, block.ordinal, true);
+  }
+}
+
+void EpisodeBook::restore(std::uint32_t save_index) {
+  is_backward_ = true;
+  if (save_index >= current_.use_position.size() || current_.use_position[save_index] == 0) {
+    put(current_.use_position, save_index,
+        static_cast<std::uint32_t>(current_.timeline.size()));
+  }
+  current_.timeline.push_back({0, save_index});
+}
+
+void EpisodeBook::leave(const Block& block) {
+  if (block.saved_in != number_) return;
+  for (const PendingUse& use : block.uses) put(current_.has_left, use.save_index, true);
+  add_event(-static_cast<std::int32_t>(block.frames));
+}
+
+bool EpisodeBook::left_last_time(std::uint32_t save_index) const {
+  return last_ != nullptr && save_index < last_->has_left.size() && last_->has_left[save_index];
+}
+
+void EpisodeBook::moved(const Block& from, std::uint64_t to) {
+  if (from.saved_in != number_) return;
+  for (const PendingUse& use : from.uses) put(generations_, use.save_index, to);
+}
+
+std::size_t EpisodeBook::guessed_need() const {
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+  for (const std::uint32_t frames : latest_) {
+    if (frames > first) {
+      second = std::exchange(first, frames);
+    } else {
+      second = std::max(second, frames);
+    }
+  }
+  return std::size_t{first} + second;
+}
+
+void EpisodeBook::add_event(std::int32_t frames) {
+  current_.timeline.push_back({frames, kNoSave});
+  if (frames <= 0) return;
+  latest_[latest_next_] = static_cast<std::uint32_t>(frames);
+  latest_next_ = (latest_next_ + 1) % kLatest;
+}
+
+}  // namespace vdnn

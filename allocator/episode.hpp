@@ -1,0 +1,119 @@
+// What a step taught, for the next one like it: which mapping each request took, which saves left
+// the device, when frames were taken and given back, and when each save was used.
+//
+// An episode is one forward and its backward; the controller says when one begins and how the last
+// one is called (its signature). Requests are numbered within it, and an ordinal is only trusted
+// as a hint. Nothing here depends on time, addresses or events (rule 12).
+// Guarded by the device lock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "block.hpp"
+
+namespace vdnn {
+
+// Who asks for a mapping: the numberings are apart, so that a slab or a prefetch more or less does
+// not shift everybody else's ordinal.
+enum class Asker : std::uint32_t { kBlock, kSlab, kSecondLife, kCount };
+
+// One line of the timeline: frames taken (+) or given back (-), or the use of a save.
+struct TimelineEvent {
+  std::int32_t frames = 0;
+  std::uint32_t save_index = kNoSave;
+};
+
+struct Learned {
+  std::vector<MappingId> mapping[static_cast<std::size_t>(Asker::kCount)];  // by ordinal
+  std::vector<bool> was_saved;             // by ordinal of a block
+  std::vector<TimelineEvent> timeline;
+  std::vector<std::uint32_t> use_position; // by save index: where in the timeline
+  std::vector<bool> has_left;              // by save index: its block was offloaded
+};
+
+class EpisodeBook {
+ public:
+  void begin(std::uint64_t finished, std::uint64_t expected, std::span<const std::uint32_t> ranks);
+  void end_of_step() { is_inside_ = false; }
+
+  [[nodiscard]] std::uint64_t number() const { return number_; }
+  // Between its begin and the optimizer's step.
+  [[nodiscard]] bool is_inside() const { return is_inside_; }
+  // The first restore of the episode has been seen.
+  [[nodiscard]] bool is_backward() const { return is_backward_; }
+
+  [[nodiscard]] std::uint32_t next_ordinal(Asker asker) {
+    return next_[static_cast<std::size_t>(asker)]++;
+  }
+  [[nodiscard]] MappingId mapping_of(Asker asker, std::uint32_t ordinal) const;
+  void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
+  // Was the block of this ordinal saved last time? True if nothing is known.
+  [[nodiscard]] bool may_be_saved(std::uint32_t ordinal) const;
+
+  // Where save `index` stands in the order of coming uses; by default, reverse order.
+  [[nodiscard]] std::uint32_t rank_of(std::uint32_t save_index) const;
+  void save(std::uint32_t save_index, Block& block);
+  void restore(std::uint32_t save_index);
+  // Its block left the device: if the same happens again it can be copied ahead of need.
+  void leave(const Block& block);
+  [[nodiscard]] bool left_last_time(std::uint32_t save_index) const;
+
+  void take_frames(std::size_t frames) { add_event(static_cast<std::int32_t>(frames)); }
+  void give_frames(std::size_t frames) { add_event(-static_cast<std::int32_t>(frames)); }
+  // The most frames that the recorded step needed, beyond those taken now, from here to the use of
+  // `save_index`. `frames_of` tells how many a save's block must still bring back at its use.
+  // kUnknown where nothing is recorded.
+  static constexpr std::int64_t kUnknown = -1;
+  template <typename FramesOf>
+  [[nodiscard]] std::int64_t need_before(std::uint32_t save_index, std::int64_t enough,
+                                         FramesOf frames_of) const;
+  // For a step that was never seen: the two largest of the latest requests.
+  [[nodiscard]] std::size_t guessed_need() const;
+
+  // The generation that a save of this episode had, 0 if none.
+  [[nodiscard]] std::uint64_t generation_of(std::uint32_t save_index) const {
+    return save_index < generations_.size() ? generations_[save_index] : 0;
+  }
+  void moved(const Block& from, std::uint64_t to);
+
+ private:
+  static constexpr std::size_t kSignaturesKept = 64;
+  static constexpr std::size_t kLatest = 16;
+
+  void add_event(std::int32_t frames);
+
+  std::unordered_map<std::uint64_t, Learned> learned_;
+  std::vector<std::uint64_t> signatures_;  // least recently begun first
+  Learned current_;
+  const Learned* last_ = nullptr;          // of the signature that is expected now
+  std::vector<std::uint32_t> ranks_;
+  std::vector<std::uint64_t> generations_; // by save index
+  std::uint32_t next_[static_cast<std::size_t>(Asker::kCount)] = {};
+  std::uint32_t latest_[kLatest] = {};
+  std::size_t latest_next_ = 0;
+  std::uint64_t number_ = 0;
+  bool is_inside_ = false;
+  bool is_backward_ = false;
+};
+
+template <typename FramesOf>
+std::int64_t EpisodeBook::need_before(std::uint32_t save_index, std::int64_t enough,
+                                      FramesOf frames_of) const {
+  if (last_ == nullptr || save_index >= last_->use_position.size()) return kUnknown;
+  const std::size_t end = last_->use_position[save_index];
+  std::int64_t level = 0;
+  std::int64_t most = 0;
+  for (std::size_t i = current_.timeline.size(); i < end; ++i) {
+    const TimelineEvent& event = last_->timeline[i];
+    level += event.frames;
+    if (event.save_index != kNoSave) level += frames_of(event.save_index);
+    if (level > most) most = level;
+    if (most > enough) break;
+  }
+  return most;
+}
+
+}  // namespace vdnn

@@ -1,0 +1,170 @@
+// Every copy starts here: see mover.hpp.
+#include "mover.hpp"
+
+#include <atomic>
+
+#include "check.hpp"
+
+namespace vdnn {
+namespace {
+
+std::atomic<UseCountReader> use_count_reader{nullptr};
+
+}  // namespace
+
+Mover::Mover(DeviceState& state)
+    : state_(state),
+      out_(state.clock.index_of(state.driver->create_stream())),
+      in_(state.clock.index_of(state.driver->create_stream())),
+      late_(state.clock.index_of(state.driver->create_stream())) {}
+
+Mover::~Mover() {
+  for (const StreamIndex index : {out_, in_, late_}) {
+    state_.driver->destroy_stream(state_.clock.stream(index));
+  }
+}
+
+void Mover::set_use_count_reader(UseCountReader reader) noexcept { use_count_reader = reader; }
+
+bool Mover::is_cold(const Block& block) const {
+  const UseCountReader reader = use_count_reader.load(std::memory_order_acquire);
+  return reader != nullptr && block.state == BlockState::kResident && block.is_saved &&
+         block.pins == 0 && block.storage != nullptr &&
+         reader(block.storage) == block.references;
+}
+
+void* Mover::host_room(const Block& block) { return state_.host.allocate(block.bytes, out_); }
+
+Fence Mover::last_use(const Block& block) {
+  Fence fence = block.ready;
+  fence.add(block.host_ready);
+  if (block.state == BlockState::kPrefetching) return fence;
+  fence.add(state_.clock.now(block.stream));
+  for (const StreamIndex stream : block.other_streams) fence.add(state_.clock.now(stream));
+  return fence;
+}
+
+Fence Mover::record_last_use(const Block& block) {
+  Fence fence = block.ready;
+  fence.add(state_.clock.record(block.stream));
+  for (StreamIndex stream = 0; stream < state_.clock.count(); ++stream) {
+    const bool is_ours = stream == out_ || stream == in_ || stream == late_;
+    if (is_ours || stream == block.stream) continue;
+    const bool has_used = std::find(block.other_streams.begin(), block.other_streams.end(),
+                                    stream) != block.other_streams.end();
+    // A stream that nobody told us of may still have read it, if it was active since its birth.
+    if (has_used || state_.clock.last_call(stream) > block.birth_call) {
+      fence.add(state_.clock.record(stream));
+    }
+  }
+  return fence;
+}
+
+void Mover::offload(Block& block, void* host) {
+  state_.clock.expect_other_streams();
+  state_.clock.wait(out_, record_last_use(block));
+  state_.driver->copy_to_host(host, block.address, block.bytes, state_.clock.stream(out_));
+  block.host = host;
+  block.host_ready = Fence(state_.clock.record(out_));
+  state_.table.set_state(block, BlockState::kOffloading);
+  ++state_.stats.offloads;
+  state_.stats.offloaded_bytes += block.bytes;
+  state_.stats.layer(block.layer).offloaded_bytes += block.bytes;
+  state_.stats.host_bytes_max =
+      std::max<std::uint64_t>(state_.stats.host_bytes_max, state_.host.used_bytes());
+  state_.trace.add(TraceKind::kOffload, block.generation, block.bytes, block.layer);
+}
+
+void Mover::release(Block& block) {
+  // The copy waited for every user of the block, so it alone is the fence.
+  state_.pool.give_back(block.mapping->prefix(block.frames), block.host_ready);
+  block.mapping->last_use.add(block.host_ready);
+  state_.table.set_state(block, BlockState::kOffloaded);
+  state_.book.leave(block);
+  state_.stats.resident_bytes -= block.bytes;
+  state_.note_frames();
+  state_.trace.add(TraceKind::kRelease, block.generation, block.bytes, block.layer);
+  if (check_level() >= 3) {
+    // Debugging only: the one place that waits for the device with the lock held.
+    for (const Point& point : block.host_ready.points()) {
+      state_.driver->synchronize(state_.clock.event_for(point).get());
+    }
+    state_.cache.unmap(*block.mapping);
+  }
+}
+
+void Mover::cancel(Block& block) {
+  state_.table.set_state(block, BlockState::kResident);
+  forget_host_copy(block);
+  ++state_.stats.kept_offloads;
+  state_.trace.add(TraceKind::kKeep, block.generation, block.bytes, block.layer);
+}
+
+void Mover::forget_host_copy(Block& block) {
+  if (block.host == nullptr) return;
+  state_.host.free(block.host, block.host_ready);
+  block.host = nullptr;
+}
+
+Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fence,
+                         StreamIndex via) {
+  state_.clock.wait(via, frames_fence);
+  state_.clock.wait(via, block.host_ready);
+  Block& second = state_.table.create(mapping.address);
+  second.bytes = block.bytes;
+  second.mapping = &mapping;
+  second.frames = block.frames;
+  second.layer = block.layer;
+  second.stream = via;
+  second.birth_call = state_.clock.calls();
+  state_.table.start_prefetching(second, block);
+  state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
+                                state_.clock.stream(via));
+  second.ready = Fence(state_.clock.record(via));
+  block.host_ready.add(second.ready);  // the host bytes are read until then
+  ++state_.stats.prefetches;
+  state_.stats.prefetched_bytes += block.bytes;
+  state_.stats.layer(block.layer).prefetched_bytes += block.bytes;
+  state_.stats.add_resident(block.bytes);
+  state_.trace.add(via == late_ ? TraceKind::kFetch : TraceKind::kPrefetch, second.generation,
+                   block.bytes, block.layer);
+  return second;
+}
+
+Block& Mover::hand_over(Block& block, StreamIndex consumer) {
+  Block& second = *block.second_life;
+  state_.book.moved(block, second.generation);
+  state_.table.set_state(second, BlockState::kResident);
+  second.stream = consumer;
+  second.first_life = nullptr;
+  block.second_life = nullptr;
+  forget_host_copy(block);
+  state_.table.set_state(block, BlockState::kMoved);
+  return second;
+}
+
+void Mover::drop(Block& second_life) {
+  second_life.first_life->was_dropped = true;
+  second_life.first_life->second_life = nullptr;
+  ++state_.stats.dropped_prefetches;
+  state_.trace.add(TraceKind::kDrop, second_life.generation, second_life.bytes,
+                   second_life.layer);
+  give_up_place(second_life, false);
+  state_.table.erase(second_life);
+}
+
+void Mover::give_up_place(Block& block, bool keep_for_ordinal) {
+  Mapping& mapping = *block.mapping;
+  if (block.owns_frames()) {
+    const Fence fence = last_use(block);
+    state_.pool.give_back(mapping.prefix(block.frames), fence);
+    mapping.last_use.add(fence);
+    state_.stats.resident_bytes -= block.bytes;
+    if (keep_for_ordinal) state_.cache.keep(mapping, block.frames, state_.book.number());
+    state_.note_frames();
+  }
+  mapping.is_busy = false;
+  if (!mapping.is_mapped) state_.cache.retire(&mapping);
+}
+
+}  // namespace vdnn

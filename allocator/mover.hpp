@@ -1,0 +1,60 @@
+// Offload, release, bring back, drop: the only file that starts a copy. It acts on one block whose
+// place is already found; who goes and where to is decided above (pressure, prefetch).
+//
+// It owns three streams: out, in, and late (copies that somebody waits for now), none of which
+// synchronises with torch's. The device lock is held in every call.
+#pragma once
+
+#include "device_state.hpp"
+
+namespace vdnn {
+
+// How many references hold a storage; set by the glue. See vdnn_set_use_count_reader.
+using UseCountReader = std::uint64_t (*)(const void* storage);
+
+class Mover {
+ public:
+  explicit Mover(DeviceState& state);
+  ~Mover();
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
+
+  static void set_use_count_reader(UseCountReader reader) noexcept;
+
+  [[nodiscard]] StreamIndex in_stream() const { return in_; }
+  [[nodiscard]] StreamIndex late_stream() const { return late_; }
+
+  // Rule 2: nothing but the controller's records can reach it, and nobody was just given it.
+  [[nodiscard]] bool is_cold(const Block& block) const;
+  // Room in host memory for the block's copy, or null (then grow the host pool).
+  [[nodiscard]] void* host_room(const Block& block);
+
+  // Resident -> Offloading: queues the copy out behind the block's fence (rule 3).
+  void offload(Block& block, void* host);
+  // Offloading -> Offloaded: the frames are anybody's, behind the copy.
+  void release(Block& block);
+  // Offloading -> Resident: it is handed out, so its host copy is worth nothing (rule 5).
+  void cancel(Block& block);
+  // Starts the second life of an offloaded block at a place taken for `via` (in or late).
+  Block& bring_back(Block& block, Mapping& mapping, const Fence& frames_fence, StreamIndex via);
+  // Prefetching -> Resident, Offloaded -> Moved: the caller owns the second life from now on.
+  Block& hand_over(Block& block, StreamIndex consumer);
+  // Gives a prefetched life up; the host copy is whole.
+  void drop(Block& second_life);
+
+  // What must be done before the block's frames may be touched by others.
+  [[nodiscard]] Fence last_use(const Block& block);
+  // Gives the frames and the address back; the block is about to be forgotten.
+  void give_up_place(Block& block, bool keep_for_ordinal);
+  void forget_host_copy(Block& block);
+
+ private:
+  [[nodiscard]] Fence record_last_use(const Block& block);
+
+  DeviceState& state_;
+  StreamIndex out_;
+  StreamIndex in_;
+  StreamIndex late_;
+};
+
+}  // namespace vdnn

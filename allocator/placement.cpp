@@ -1,0 +1,86 @@
+// Where a request goes: see placement.hpp.
+#include "placement.hpp"
+
+#include "check.hpp"
+
+namespace vdnn {
+
+Place Placement::find(const PlaceRequest& request, Lock& lock) {
+  for (;;) {
+    Place place = find_free(request, lock);
+    if (place.mapping == nullptr) place = reuse(request, true);
+    if (place.mapping == nullptr) place = build(request, true, lock);
+    if (place.mapping != nullptr) return place;
+    pressure_.make_room(request.frames, request.stream, request.bytes, lock);
+  }
+}
+
+Place Placement::find_free(const PlaceRequest& request, Lock& lock) {
+  Place place = reuse(request, false);
+  return place.mapping != nullptr ? std::move(place) : build(request, false, lock);
+}
+
+Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
+  Place place;
+  Mapping* mapping = nullptr;
+  if (request.ordinal != kNoOrdinal) {
+    mapping = state_.cache.find(state_.book.mapping_of(request.asker, request.ordinal),
+                                request.frames, request.stream);
+  }
+  if (mapping == nullptr) {
+    mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);
+  }
+  if (mapping != nullptr) occupy(*mapping, request, place);
+  return place;
+}
+
+void Placement::occupy(Mapping& mapping, const PlaceRequest& request, Place& place) {
+  const auto prefix = mapping.prefix(request.frames);
+  state_.cache.take_over(prefix);
+  state_.pool.take(prefix, place.fence);
+  mapping.is_busy = true;
+  place.mapping = &mapping;
+  if (request.ordinal != kNoOrdinal) {
+    state_.book.learn_mapping(request.asker, request.ordinal, mapping.id);
+  }
+  state_.note_frames();
+}
+
+Place Placement::build(const PlaceRequest& request, bool take_kept, Lock& lock) {
+  Place place;
+  std::vector<FrameIndex> frames;
+  try {
+    frames = state_.pool.lowest_usable(request.frames, request.stream, take_kept);
+  } catch (const OutOfDeviceMemory&) {
+    return place;  // the limit is lower now: what exists must do
+  }
+  if (frames.size() < request.frames) return place;
+  ++state_.stats.mapping_misses;
+  if (state_.stats.first_miss_bytes == 0) state_.stats.first_miss_bytes = request.bytes;
+  state_.cache.take_over(frames);
+  state_.pool.take(frames, place.fence);
+  state_.note_frames();
+  std::vector<Handle> handles;
+  handles.reserve(frames.size());
+  for (const FrameIndex frame : frames) handles.push_back(state_.pool.handle(frame));
+  state_.cache.make_room(frames.size());
+  Mapping* mapping = state_.cache.begin(std::move(frames));
+  lock.unlock();
+  try {
+    state_.cache.build(*mapping, handles);
+  } catch (...) {
+    lock.lock();
+    state_.pool.give_back(mapping->frames, place.fence);
+    state_.cache.abandon(mapping);
+    state_.note_frames();
+    throw;
+  }
+  lock.lock();
+  place.mapping = mapping;
+  if (request.ordinal != kNoOrdinal) {
+    state_.book.learn_mapping(request.asker, request.ordinal, mapping->id);
+  }
+  return place;
+}
+
+}  // namespace vdnn

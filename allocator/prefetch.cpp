@@ -1,0 +1,100 @@
+// Copies ahead of need: see prefetch.hpp.
+#include "prefetch.hpp"
+
+#include "check.hpp"
+
+namespace vdnn {
+
+void Prefetch::pump(Lock& lock) {
+  start_cold_ones(lock);
+  for (std::size_t i = 0; i < kPrefetchesPerCall && start_next_prefetch(lock); ++i) {
+  }
+}
+
+void Prefetch::start_cold_ones(Lock& lock) {
+  for (std::size_t i = std::min(kTestsPerCall, waiting_.size()); i > 0 && !waiting_.empty(); --i) {
+    const std::uint64_t generation = waiting_.front();
+    waiting_.pop_front();
+    Block* block = state_.table.by_generation(generation);
+    if (block == nullptr || block->state != BlockState::kResident) continue;
+    if (!mover_.is_cold(*block)) {
+      waiting_.push_back(generation);
+      continue;
+    }
+    void* host = host_room(generation, lock);
+    if (host == nullptr) continue;  // it stays where it is
+    block = state_.table.by_generation(generation);
+    mover_.offload(*block, host);
+    if (block->is_eager) mover_.release(*block);
+  }
+}
+
+// Null if there is none to be had, or the block is no longer cold once there is.
+void* Prefetch::host_room(std::uint64_t generation, Lock& lock) {
+  for (;;) {
+    const Block* block = state_.table.by_generation(generation);
+    if (block == nullptr || !mover_.is_cold(*block)) return nullptr;
+    void* host = mover_.host_room(*block);
+    if (host != nullptr) return host;
+    try {
+      pressure_.grow_host(block->bytes, lock);
+    } catch (const HostMemoryError&) {
+      return nullptr;  // nothing demands it yet; under pressure this becomes an error
+    }
+  }
+}
+
+bool Prefetch::start_next_prefetch(Lock& lock) {
+  if (!state_.book.is_backward()) return false;
+  const std::size_t outstanding = state_.table.prefetching().size();
+  if (state_.config.policy == VDNN_POLICY_EAGER && outstanding >= kEagerWindow) return false;
+  Block* block = next_to_prefetch();
+  if (block == nullptr || !fits_until_use(*block)) return false;
+  const std::uint64_t generation = block->generation;
+  const PlaceRequest request{.frames = block->frames,
+                             .bytes = block->bytes,
+                             .asker = Asker::kSecondLife,
+                             .ordinal = block->ordinal,
+                             .stream = mover_.in_stream()};
+  const Place place = placement_.find_free(request, lock);
+  if (place.mapping == nullptr) return false;
+  // The lock may have been dropped: the block may have been freed or brought back meanwhile.
+  block = state_.table.by_generation(generation);
+  if (block == nullptr || block->state != BlockState::kOffloaded || block->second_life != nullptr) {
+    state_.pool.give_back(place.mapping->prefix(request.frames), place.fence);
+    place.mapping->is_busy = false;
+    state_.note_frames();
+    return false;
+  }
+  mover_.bring_back(*block, *place.mapping, place.fence, mover_.in_stream());
+  return true;
+}
+
+Block* Prefetch::next_to_prefetch() const {
+  for (const auto& [use, block] : state_.table.offloaded()) {
+    if (block->second_life != nullptr) continue;
+    return block->was_dropped || block->uses.empty() ? nullptr : block;
+  }
+  return nullptr;
+}
+
+bool Prefetch::fits_until_use(const Block& block) const {
+  const auto unowned = static_cast<std::int64_t>(state_.pool.unowned());
+  const std::int64_t left = unowned - static_cast<std::int64_t>(block.frames);
+  if (left < 0) return false;
+  const auto frames_of = [&](std::uint32_t save_index) -> std::int64_t {
+    const Block* other = state_.table.by_generation(state_.book.generation_of(save_index));
+    const bool is_away = other != nullptr && other != &block &&
+                         other->state == BlockState::kOffloaded && other->second_life == nullptr;
+    return is_away ? static_cast<std::int64_t>(other->frames) : 0;
+  };
+  std::uint32_t save_index = kNoSave;
+  for (const PendingUse& use : block.uses) {
+    if (use.rank == block.next_use.rank) save_index = use.save_index;
+  }
+  const std::int64_t need = state_.book.need_before(save_index, left, frames_of);
+  if (need != EpisodeBook::kUnknown) return need <= left;
+  return static_cast<std::int64_t>(state_.book.guessed_need()) <= left;
+}
+
+}  // namespace vdnn

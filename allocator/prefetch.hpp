@@ -1,0 +1,46 @@
+// Which copies start ahead of need: saved blocks that left in the last step go out as soon as they
+// are cold, and in backward what is away comes back in the order of coming uses, as long as the
+// recorded step will not need the frames first. Runs inside allocator and controller calls, in
+// program order, never on a thread of its own (rule 12).
+#pragma once
+
+#include <deque>
+
+#include "placement.hpp"
+
+namespace vdnn {
+
+class Prefetch {
+ public:
+  Prefetch(DeviceState& state, Mover& mover, Pressure& pressure, Placement& placement)
+      : state_(state), mover_(mover), pressure_(pressure), placement_(placement) {}
+
+  // The block should leave as soon as it is cold.
+  void expect_cold(const Block& block) { waiting_.push_back(block.generation); }
+  // A bounded amount of work on both queues.
+  void pump(Lock& lock);
+  // Nothing that waits from an earlier episode matters any more.
+  void forget() { waiting_.clear(); }
+
+ private:
+  // Testing all that wait at every call would be quadratic in the number of layers.
+  static constexpr std::size_t kTestsPerCall = 4;
+  static constexpr std::size_t kPrefetchesPerCall = 4;
+  // vDNN_all and vDNN_conv bring back no more than this ahead of use (section 3.2 of the paper
+  // brings back one feature map a layer).
+  static constexpr std::size_t kEagerWindow = 2;
+
+  void start_cold_ones(Lock& lock);
+  [[nodiscard]] void* host_room(std::uint64_t generation, Lock& lock);
+  [[nodiscard]] bool start_next_prefetch(Lock& lock);
+  [[nodiscard]] Block* next_to_prefetch() const;
+  [[nodiscard]] bool fits_until_use(const Block& block) const;
+
+  DeviceState& state_;
+  Mover& mover_;
+  Pressure& pressure_;
+  Placement& placement_;
+  std::deque<std::uint64_t> waiting_;
+};
+
+}  // namespace vdnn

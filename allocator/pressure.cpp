@@ -1,0 +1,141 @@
+// Victims and the out-of-memory error: see pressure.hpp.
+#include "pressure.hpp"
+
+#include <algorithm>
+
+#include "check.hpp"
+#include "text.hpp"
+
+namespace vdnn {
+
+void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock) {
+  std::string host_refusal;
+  for (;;) {
+    const std::size_t usable = state_.pool.usable_count(stream, true);
+    if (usable >= frames) return;
+    if (state_.pool.unowned() >= frames) {
+      // Enough is free, but on other streams that made no call since. Stock frees its cache here,
+      // which waits for the device; an event on each of them is as strong.
+      for (StreamIndex i = 0; i < state_.clock.count(); ++i) state_.clock.record(i);
+      return;
+    }
+    Choice choice = choose(frames - usable, host_refusal.empty());
+    if (choice.frames < frames - usable) fail(bytes, host_refusal);
+    prune(choice, frames - usable);
+    std::vector<void*> rooms;
+    std::size_t missing_bytes = 0;
+    if (find_host_room(choice, rooms, missing_bytes)) {
+      carry_out(choice, rooms);
+      return;
+    }
+    try {
+      grow_host(missing_bytes, lock);
+    } catch (const HostMemoryError& refused) {
+      host_refusal = refused.what();
+    }
+  }
+}
+
+Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
+  Choice choice;
+  const auto take = [&](const BlockTable::ByUse& index, std::vector<Block*>& chosen, auto may) {
+    for (auto it = index.rbegin(); it != index.rend() && choice.frames < frames; ++it) {
+      if (!may(*it->second)) continue;
+      chosen.push_back(it->second);
+      choice.frames += it->second->frames;
+    }
+  };
+  take(state_.table.offloading(), choice.started, [](const Block&) { return true; });
+  take(state_.table.prefetching(), choice.prefetched, [](const Block&) { return true; });
+  if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
+    take(state_.table.resident_saved(), choice.cold,
+         [this](const Block& block) { return mover_.is_cold(block); });
+  }
+  return choice;
+}
+
+void Pressure::prune(Choice& choice, std::size_t frames) {
+  // Taking the farthest first can overshoot: whoever is not needed after all stays, the nearest
+  // next use and the dearest kind first.
+  for (auto* kind : {&choice.cold, &choice.prefetched, &choice.started}) {
+    for (auto it = kind->rbegin(); it != kind->rend();) {
+      if (choice.frames - (*it)->frames < frames) {
+        ++it;
+        continue;
+      }
+      choice.frames -= (*it)->frames;
+      it = std::make_reverse_iterator(kind->erase(std::next(it).base()));
+    }
+  }
+}
+
+bool Pressure::find_host_room(const Choice& choice, std::vector<void*>& rooms,
+                              std::size_t& missing_bytes) {
+  for (Block* block : choice.cold) {
+    void* host = mover_.host_room(*block);
+    if (host == nullptr) {
+      for (void* room : rooms) state_.host.free(room, Fence());
+      missing_bytes = block->bytes;
+      return false;
+    }
+    rooms.push_back(host);
+  }
+  return true;
+}
+
+void Pressure::grow_host(std::size_t bytes, Lock& lock) {
+  const std::size_t slab_bytes = state_.host.reserve_slab(bytes);
+  void* host = nullptr;
+  lock.unlock();
+  try {
+    host = state_.host.pin(slab_bytes);
+  } catch (...) {
+    lock.lock();
+    state_.host.cancel_slab(slab_bytes);
+    throw;
+  }
+  lock.lock();
+  state_.host.add_slab(host, slab_bytes);
+}
+
+void Pressure::carry_out(const Choice& choice, const std::vector<void*>& rooms) {
+  for (Block* block : choice.started) mover_.release(*block);
+  for (Block* block : choice.prefetched) mover_.drop(*block);
+  for (std::size_t i = 0; i < choice.cold.size(); ++i) {
+    mover_.offload(*choice.cold[i], rooms[i]);
+    mover_.release(*choice.cold[i]);
+  }
+}
+
+std::size_t Pressure::obtainable_frames() const {
+  return state_.pool.unowned() + choose(state_.pool.limit(), true).frames;
+}
+
+void Pressure::fail(std::size_t bytes, const std::string& host_refusal) {
+  ++state_.stats.ooms;
+  state_.trace.add(TraceKind::kOutOfMemory, 0, bytes, 0);
+  const std::string text = explain(bytes);
+  if (!host_refusal.empty()) throw HostMemoryError(text + " Offloading stopped: " + host_refusal);
+  throw OutOfMemory(text);
+}
+
+std::string Pressure::explain(std::size_t bytes) const {
+  const std::size_t frame_bytes = state_.driver->frame_bytes();
+  std::vector<vdnn_layer_stats> layers = state_.stats.layers;
+  std::sort(layers.begin(), layers.end(),
+            [](const auto& a, const auto& b) { return a.owned_bytes > b.owned_bytes; });
+  std::string text = "CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
+                     ". vdnn_alloc's budget is " +
+                     format_bytes(state_.pool.limit() * frame_bytes) + ", of which " +
+                     format_bytes(state_.pool.owned() * frame_bytes) + " is in use and only " +
+                     format_bytes(obtainable_frames() * frame_bytes) +
+                     " could be had: the rest is held by the program (parameters, gradients, "
+                     "optimizer state, tensors in use). Most is owned by ";
+  for (std::size_t i = 0; i < layers.size() && i < 3 && layers[i].owned_bytes > 0; ++i) {
+    text += (i == 0 ? "" : ", ") + std::string(vdnn_layer_name(layers[i].layer)) + " (" +
+            format_bytes(layers[i].owned_bytes) + ")";
+  }
+  return text + ". Raise the budget, or use a smaller batch.";
+}
+
+}  // namespace vdnn

@@ -1,0 +1,49 @@
+// What happens when a request finds no frames: who leaves the device, and the error when nobody
+// can. The choice is made first and costs nothing (rule 6: a request that must fail evicts
+// nothing); only then are copies started. It depends on the program's order alone (rule 12).
+#pragma once
+
+#include "mover.hpp"
+
+namespace vdnn {
+
+class Pressure {
+ public:
+  Pressure(DeviceState& state, Mover& mover) : state_(state), mover_(mover) {}
+
+  // Makes at least `frames` frames usable on `stream`, or changes nothing and throws OutOfMemory
+  // (HostMemoryError where only host memory is lacking). May drop the lock to pin host memory, so
+  // the caller looks again afterwards. `bytes` is what the user asked for, for the text.
+  void make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock);
+
+  // Pins one more slab of host memory, with the lock dropped; throws HostMemoryError.
+  void grow_host(std::size_t bytes, Lock& lock);
+
+  // Frames that could be had now: unowned, or of blocks that could leave.
+  [[nodiscard]] std::size_t obtainable_frames() const;
+
+ private:
+  // In this order: a copy out already started costs nothing more; a prefetched block has its host
+  // copy whole; a cold block must be copied out. The farthest next use first in each.
+  struct Choice {
+    std::vector<Block*> started;
+    std::vector<Block*> prefetched;
+    std::vector<Block*> cold;
+    std::size_t frames = 0;
+  };
+
+  [[nodiscard]] Choice choose(std::size_t frames, bool may_copy) const;
+  static void prune(Choice& choice, std::size_t frames);
+  // Host memory for every cold block chosen, or none and false (then the pool must grow by
+  // `missing_bytes`).
+  [[nodiscard]] bool find_host_room(const Choice& choice, std::vector<void*>& rooms,
+                                    std::size_t& missing_bytes);
+  void carry_out(const Choice& choice, const std::vector<void*>& rooms);
+  [[noreturn]] void fail(std::size_t bytes, const std::string& host_refusal);
+  [[nodiscard]] std::string explain(std::size_t bytes) const;
+
+  DeviceState& state_;
+  Mover& mover_;
+};
+
+}  // namespace vdnn

@@ -1,0 +1,164 @@
+// What the controller asks of a device: save, restore, adopt, boundaries and
+// episodes. See device.hpp.
+#include "check.hpp"
+#include "device.hpp"
+
+namespace vdnn {
+namespace {
+
+// What this thread was just given back: it stays until the thread's next call.
+struct Pin {
+  const Device* device;
+  std::uint64_t generation;
+};
+thread_local std::vector<Pin> pins_of_this_thread;
+
+}  // namespace
+
+std::uint64_t Device::save(const void* address, const Save& save) {
+  Lock lock(state_.mutex);
+  const StreamIndex stream = arrive(save.stream);
+  unpin_this_thread();
+  Block* block = state_.table.at(reinterpret_cast<Addr>(address));
+  if (block == nullptr || block->is_in_heap || block->state != BlockState::kResident) return 0;
+  // Two storages over one block: nobody can tell when it is cold.
+  if (block->storage != nullptr && block->storage != save.storage) return 0;
+  block->storage = save.storage;
+  ++block->references;
+  block->add_stream(stream);
+  block->saved_in = state_.book.number();
+  const bool is_first = !block->is_saved;
+  if (is_first) {
+    state_.table.mark_saved(*block);
+    state_.stats.layer(save.layer).saved_bytes += block->bytes;
+  }
+  state_.table.add_use(*block, save.save_index, state_.book.rank_of(save.save_index));
+  state_.book.save(save.save_index, *block);
+  state_.trace.add(TraceKind::kSave, block->generation, block->bytes, save.layer);
+  const bool leaves_early = state_.config.policy == VDNN_POLICY_PRESSURE
+                                ? is_first && state_.book.left_last_time(save.save_index)
+                                : save.is_eager && !block->is_eager;
+  block->is_eager = block->is_eager || (state_.config.policy == VDNN_POLICY_EAGER && save.is_eager);
+  if (leaves_early && state_.config.policy != VDNN_POLICY_NONE) prefetch_.expect_cold(*block);
+  const std::uint64_t generation = block->generation;
+  if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
+  finish_call();
+  return generation;
+}
+
+vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint32_t save_index) {
+  state_.driver->enter_thread();
+  Waits waits;
+  vdnn_restored out{};
+  std::uint32_t layer = 0;
+  {
+    Lock lock(state_.mutex);
+    const StreamIndex consumer = arrive(stream);
+    unpin_this_thread();
+    state_.book.restore(save_index);
+    const std::uint64_t resident = fetch(generation, lock);
+    Block* block = state_.table.by_generation(resident);
+    if (block->state == BlockState::kOffloading) mover_.cancel(*block);
+    if (block->state == BlockState::kPrefetching) {
+      block = &mover_.hand_over(*block->first_life, consumer);
+    }
+    state_.table.finish_use(*block, save_index);
+    block->add_stream(consumer);
+    pin(*block);
+    state_.clock.collect(block->ready, consumer, waits);
+    out = {.generation = block->generation,
+           .address = block->address,
+           .size = block->bytes,
+           .moved = block->generation != generation,
+           .reserved = 0};
+    layer = block->layer;
+    state_.trace.add(TraceKind::kRestore, block->generation, block->bytes, layer);
+    prefetch_.pump(lock);
+    finish_call();
+  }
+  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
+  if (stalled_ns > 0) {
+    const Lock lock(state_.mutex);
+    state_.stats.stall_ns += stalled_ns;
+    state_.stats.layer(layer).waited_ns += stalled_ns;
+  }
+  return out;
+}
+
+// Returns the generation of the life that has, or will have, the data on the device: the block
+// itself, or its second life, which is started now if it was not yet.
+std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
+  for (;;) {
+    Block* block = state_.table.by_generation(generation);
+    if (block == nullptr || block->state == BlockState::kMoved) {
+      throw InvalidArgument("block " + std::to_string(generation) +
+                            " is asked for, but it was freed; this is a bug in the caller");
+    }
+    if (block->state != BlockState::kOffloaded) return generation;
+    if (block->second_life != nullptr) return block->second_life->generation;
+    const PlaceRequest request{.frames = block->frames,
+                               .bytes = block->bytes,
+                               .asker = Asker::kSecondLife,
+                               .ordinal = block->ordinal,
+                               .stream = mover_.late_stream()};
+    const Place place = placement_.find(request, lock);
+    block = state_.table.by_generation(generation);
+    if (block != nullptr && block->state == BlockState::kOffloaded &&
+        block->second_life == nullptr) {
+      ++state_.stats.late_prefetches;
+      return mover_.bring_back(*block, *place.mapping, place.fence, mover_.late_stream())
+          .generation;
+    }
+    // Another thread brought it back while the lock was dropped.
+    state_.pool.give_back(place.mapping->prefix(request.frames), place.fence);
+    place.mapping->is_busy = false;
+    state_.note_frames();
+  }
+}
+
+void Device::adopt(std::uint64_t generation, const void* storage, std::uint32_t references) {
+  const Lock lock(state_.mutex);
+  Block* block = state_.table.by_generation(generation);
+  if (block == nullptr) throw InvalidArgument("adopt: no such block");
+  block->storage = storage;
+  block->references = references;
+}
+
+void Device::pin(Block& block) {
+  ++block.pins;
+  pins_of_this_thread.push_back({this, block.generation});
+}
+
+void Device::unpin_this_thread() {
+  std::erase_if(pins_of_this_thread, [this](const Pin& pin) {
+    if (pin.device != this) return false;
+    if (Block* block = state_.table.by_generation(pin.generation)) --block->pins;
+    return true;
+  });
+}
+
+void Device::boundary(Stream stream) {
+  if (state_.config.policy == VDNN_POLICY_NONE) return;
+  Lock lock(state_.mutex);
+  arrive(stream);
+  unpin_this_thread();
+  prefetch_.pump(lock);
+  finish_call();
+}
+
+void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
+                           std::span<const std::uint32_t> ranks) {
+  const Lock lock(state_.mutex);
+  state_.book.begin(finished, expected, ranks);
+  state_.cache.stop_keeping_before(state_.book.number() - 1);
+  state_.stats.first_miss_bytes = 0;
+  ++state_.stats.episodes;
+  state_.trace.add(TraceKind::kEpisode, finished, 0, 0);
+}
+
+void Device::end_of_step() {
+  const Lock lock(state_.mutex);
+  state_.book.end_of_step();
+}
+
+}  // namespace vdnn

@@ -1,0 +1,188 @@
+/* The whole C interface of the allocator: what torch calls, what the torch glue calls, and what
+ * the Python controller calls through ctypes. Plain C; vdnn_alloc/native.py mirrors it.
+ *
+ * Every call is thread-safe. None takes the Python GIL or calls Python. A call that can fail
+ * returns a vdnn_status; the sentence is in vdnn_last_error(), per thread. Sizes are bytes.
+ * `stream` is torch's stream pointer (cudaStream_t); on the host backend it is NULL, which means
+ * the calling thread. A `generation` names one life of one block, for ever: 0 names none. */
+#ifndef VDNN_ALLOC_H
+#define VDNN_ALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define VDNN_ABI_VERSION 1
+
+typedef enum {
+  VDNN_OK = 0,
+  VDNN_OUT_OF_MEMORY = 1,      /* the budget cannot serve it */
+  VDNN_INVALID = 2,            /* the argument makes no sense, or the allocator is not started */
+  VDNN_DRIVER = 3,             /* the device or its driver refused */
+  VDNN_HOST_OUT_OF_MEMORY = 4, /* the machine refused page-locked host memory */
+} vdnn_status;
+
+typedef enum { VDNN_BACKEND_HOST = 0, VDNN_BACKEND_CUDA = 1 } vdnn_backend;
+
+/* When a saved block leaves the device. */
+typedef enum {
+  VDNN_POLICY_NONE = 0,     /* never */
+  VDNN_POLICY_EAGER = 1,    /* every block saved with VDNN_SAVE_EAGER, as soon as it is cold; the
+                               frames are released at once (vDNN_all, vDNN_conv) */
+  VDNN_POLICY_PRESSURE = 2, /* when a request finds no frames; blocks that left in the last step
+                               are copied ahead of need (vDNN_dyn) */
+} vdnn_policy;
+
+typedef enum { VDNN_FORWARD = 0, VDNN_BACKWARD = 1, VDNN_OUTSIDE = 2 } vdnn_phase;
+
+typedef struct {
+  uint32_t abi_version;           /* VDNN_ABI_VERSION */
+  uint32_t backend;               /* vdnn_backend */
+  uint32_t policy;                /* vdnn_policy */
+  uint32_t check;                 /* 0-3; see check.hpp */
+  uint64_t budget_bytes;          /* device bytes per device, never passed */
+  uint64_t host_budget_bytes;     /* page-locked bytes in all */
+  uint64_t frame_bytes;           /* host backend only: 0 = budget / 512, at least 64 KiB */
+  uint64_t seed;                  /* host backend only: lateness of streams; 0 = none */
+  uint64_t host_bytes_per_second; /* host backend only: of each copy direction; 0 = unlimited */
+} vdnn_config;
+
+/* Starts the one allocator of this process. VDNN_INVALID if it is started already. */
+vdnn_status vdnn_start(const vdnn_config* config);
+/* The smallest budget that vdnn_start accepts for this backend, in bytes. */
+uint64_t vdnn_minimum_budget(uint32_t backend, uint64_t frame_bytes);
+/* The sentence of this thread's last failure; "" if none. Valid until the next call. */
+const char* vdnn_last_error(void);
+
+/* --- what torch calls (CUDAPluggableAllocator's signatures) -------------------------------- */
+
+/* NULL for size 0. Never NULL otherwise: on failure throws (through the thrower below if one is
+ * set, else std::runtime_error beginning "CUDA out of memory."). C++ linkage of exceptions. */
+void* vdnn_torch_malloc(size_t size, int device, void* stream);
+void vdnn_torch_free(void* address, size_t size, int device, void* stream);
+void vdnn_torch_record_stream(void* address, void* stream);
+/* Waits for the device, then unmaps and returns all frames that nobody owns (empty_cache). */
+void vdnn_torch_empty_cache(void);
+
+/* --- what the glue registers --------------------------------------------------------------- */
+
+/* Must throw torch's typed error with `text`. */
+void vdnn_set_error_thrower(void (*thrower)(vdnn_status status, const char* text));
+/* Returns how many references hold a storage (c10::StorageImpl*), without the GIL. Without it no
+ * block is ever known to be cold. */
+void vdnn_set_use_count_reader(uint64_t (*reader)(const void* storage));
+
+/* --- what the controller calls ------------------------------------------------------------- */
+
+#define VDNN_SAVE_EAGER 1u
+
+/* Autograd saves the storage that begins at `address`. `storage` is its c10::StorageImpl, of
+ * which the caller keeps one more reference from now on until the block dies (the references are
+ * counted: a block is cold when nobody else holds its storage). `save_index` numbers the save
+ * within its episode (see vdnn_begin_episode). Returns the block's generation, or 0 if `address`
+ * is no block of ours that may move (then the caller just keeps the tensor). */
+uint64_t vdnn_save(int device, const void* address, const void* storage, void* stream,
+                   uint32_t layer, uint32_t save_index, uint32_t flags);
+
+typedef struct {
+  uint64_t generation; /* of the block that now holds the data */
+  uint64_t address;    /* of its first byte */
+  uint64_t size;       /* bytes that were asked for when the block was born */
+  uint32_t moved;      /* 0: it is where it was. 1: it lives elsewhere now, and the caller owns that
+                          life: it makes a storage over `address` that frees it through
+                          vdnn_torch_free, puts that under every tensor of its own, drops the old
+                          storage and calls vdnn_adopt. (The glue does all this in one call.) */
+  uint32_t reserved;
+} vdnn_restored;
+
+/* Autograd asks for what was saved as `save_index`. On return the data is whole and stays (pinned)
+ * until this thread's next vdnn_save, vdnn_restore or vdnn_boundary; `stream` is ordered behind
+ * the copy back. */
+vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t save_index,
+                         vdnn_restored* out);
+/* The second life `generation` is now held by `storage`, `references` of which are the caller's. */
+vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage, uint32_t references);
+
+/* This thread now runs `layer` in `phase`; blocks born from here on belong to it. Lets waiting
+ * offloads and prefetches go ahead. Layer 0 is "outside every layer". */
+vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stream);
+/* Gives a layer its name in reports. The text is copied. */
+void vdnn_name_layer(uint32_t layer, const char* name);
+
+/* A new episode (one forward and its backward) begins on every device. Save indices start again
+ * at 0. `finished` is the signature of the episode that ends (0: none), under which what was
+ * learned of it is kept; `expected` that of the one that begins (0: unknown). `ranks[i]` is the
+ * place of save i in the order of coming uses (0 = first), for i < count; saves beyond are
+ * expected in reverse order. */
+void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ranks, size_t count);
+/* What is born from here until the next episode outlives the step (optimizer state). */
+void vdnn_end_of_step(void);
+
+/* --- reading ------------------------------------------------------------------------------- */
+
+typedef struct {
+  uint64_t frame_bytes, budget_bytes, host_budget_bytes;
+  uint64_t live_bytes, live_bytes_max;         /* asked for and not freed, wherever they are */
+  uint64_t resident_bytes, resident_bytes_max; /* of those, on the device */
+  uint64_t owned_bytes, owned_bytes_max;       /* frames of blocks and slabs */
+  uint64_t created_bytes, created_bytes_max;   /* frames that exist: never above the budget */
+  double live_bytes_average, owned_bytes_average; /* over time since start or the last reset */
+  uint64_t live_blocks, offloaded_blocks, heap_blocks;
+  uint64_t mappings, mapped_bytes;             /* address ranges built, and their length */
+  uint64_t host_bytes, host_bytes_max, host_pinned_bytes; /* in use by host copies; page-locked */
+  uint64_t offloaded_bytes, prefetched_bytes;  /* copied out and in since start */
+  uint64_t offloads, prefetches, late_prefetches, dropped_prefetches, kept_offloads;
+  uint64_t allocations, frees, mapping_misses; /* misses: requests that built a mapping */
+  uint64_t first_miss_bytes;                   /* size of the first miss of this episode; 0 none */
+  uint64_t stall_ns;                           /* CPU time waited for copies inside our calls */
+  uint64_t ooms, workspace_refusals, episodes;
+  uint64_t driver_create, driver_release, driver_map, driver_set_access, driver_unmap, driver_pin;
+  uint64_t driver_copies;
+} vdnn_stats;
+
+typedef struct {
+  uint32_t layer, reserved;
+  uint64_t owned_bytes, owned_bytes_max; /* live bytes of blocks born in this layer */
+  uint64_t saved_bytes, offloaded_bytes, prefetched_bytes; /* since start */
+  uint64_t waited_ns, workspace_refusals;
+} vdnn_layer_stats;
+
+vdnn_status vdnn_read_stats(int device, vdnn_stats* out);
+/* Fills at most `capacity` rows in order of layer; returns how many there are. */
+size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity);
+const char* vdnn_layer_name(uint32_t layer);
+/* The maxima begin again from what is now. */
+void vdnn_reset_peaks(int device);
+
+/* One event of the trace; kinds are vdnn_trace_kind_name()'s. */
+typedef struct {
+  uint64_t time_ns, generation, bytes;
+  uint32_t kind, layer;
+} vdnn_trace_event;
+/* Copies the newest events, oldest first, at most `capacity`; returns how many. */
+size_t vdnn_read_trace(int device, vdnn_trace_event* out, size_t capacity);
+const char* vdnn_trace_kind_name(uint32_t kind);
+
+/* True (1) if `address` lies in a block of ours on `device`. */
+int vdnn_owns(int device, const void* address);
+/* Walks every table of every device; VDNN_INVALID with the broken equation. */
+vdnn_status vdnn_validate(void);
+
+/* --- the simulated device (host backend), for tests ---------------------------------------- */
+
+/* The n-th call from now of `primitive` (driver.hpp's order) fails once; 0 clears. */
+vdnn_status vdnn_host_fail_at(uint32_t primitive, uint64_t nth);
+/* st_blocks of the memory behind the frames, in bytes; 0 on a GPU. */
+uint64_t vdnn_host_witness_bytes(void);
+/* Kernel mappings in use by the address ranges; 0 on a GPU. */
+uint64_t vdnn_host_mapping_count(void);
+/* True (1) in a process forked from the one that started the allocator: it is inert there. */
+int vdnn_is_forked_child(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

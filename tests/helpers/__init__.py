@@ -1,0 +1,1 @@
+"""What the tests import: small models, a training loop, fresh processes, comparison."""

@@ -1,0 +1,111 @@
+"""Runs a function in a process of its own, for an allocator can be installed once per process.
+
+The processes are forked from a server that has imported torch and nothing of vdnn_alloc, so a
+fresh one costs milliseconds. The function must be importable by name; what it returns is pickled.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+TIMEOUT_S = 60
+PRELOADED = ["torch", "pytest", "tests.helpers.models", "tests.helpers.compare"]
+
+Settings = dict[str, Any]  # the arguments of vdnn_alloc.install
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code (negative: the signal), its words, what it returned."""
+
+    exit_code: int | None
+    text: str
+    result: Any = None
+    stats: dict[str, int] | None = None
+    witness_bytes: int = 0
+
+    def check(self) -> Ended:
+        """Itself if the process ended well; else an AssertionError with all that it wrote."""
+        assert self.exit_code == 0, f"exit code {self.exit_code}; it wrote:\n{self.text}"
+        return self
+
+
+@cache
+def context() -> multiprocessing.context.ForkServerContext:
+    """The server that forks; it has not let torch load vdnn_alloc, whatever is installed here."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+    with patch.dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0"):
+        os.environ.pop("VDNN_ALLOC", None)
+        forkserver.ensure_running()
+    return server
+
+
+def run(function: Callable[..., object], *args: object, install: Settings | None = None) -> Ended:
+    """Calls function(*args) in a fresh process, after vdnn_alloc.install(**install) if given."""
+    with tempfile.TemporaryDirectory(prefix="vdnn_test_") as folder:
+        written, text = Path(folder, "result"), Path(folder, "text")
+        child = context().Process(target=_child, args=(written, text, function, args, install))
+        child.start()
+        child.join(TIMEOUT_S)
+        if child.is_alive():
+            child.kill()
+            child.join()
+        said = text.read_text(errors="replace") if text.exists() else ""
+        if not written.exists():
+            return Ended(child.exitcode, said)
+        result, stats, witness = pickle.loads(written.read_bytes())
+        return Ended(child.exitcode, said, result, stats, witness)
+
+
+def call(function: Callable[..., object], *args: object, install: Settings | None = None) -> Ended:
+    """The same, and the process must end well."""
+    return run(function, *args, install=install).check()
+
+
+def same_as_stock(function: Callable[..., object], *args: object, install: Settings) -> Ended:
+    """Calls it with and without vdnn_alloc: what it returns must be equal. Returns the former."""
+    stock = call(function, *args)
+    ours = call(function, *args, install=install)
+    assert ours.result == stock.result
+    return ours
+
+
+def _child(
+    written: Path,
+    text: Path,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    install: Settings | None,
+) -> None:
+    """The body of the fresh process."""
+    with text.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import torch
+
+    torch.set_num_threads(1)
+    if install is None:
+        result = function(*args)
+        assert "vdnn_alloc" not in sys.modules, "the stock side must not import vdnn_alloc"
+        written.write_bytes(pickle.dumps((result, None, 0)))
+        return
+    import vdnn_alloc
+    from tests.helpers import simulation
+    from tests.helpers.compare import stats_row
+
+    vdnn_alloc.install(**{"backend": "host", **install})
+    result = function(*args)
+    row = stats_row(vdnn_alloc.stats())
+    written.write_bytes(pickle.dumps((result, row, simulation.witness_bytes())))

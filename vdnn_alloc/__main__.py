@@ -1,0 +1,28 @@
+"""python -m vdnn_alloc COMMAND."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vdnn_alloc.commands import doctor
+from vdnn_alloc.errors import VdnnError
+
+COMMANDS = {"doctor": doctor}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m vdnn_alloc")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.HELP)
+    chosen = parser.parse_args(arguments).command
+    try:
+        return COMMANDS[chosen].run()
+    except VdnnError as error:
+        print(f"vdnn_alloc: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

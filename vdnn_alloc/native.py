@@ -1,0 +1,279 @@
+"""The C interface in Python: finds the libraries, mirrors vdnn_alloc.h, turns status into errors.
+
+The only file that imports ctypes. Calls that are short by contract keep the GIL (PyDLL: no other
+thread is let in between two steps of a hook); calls that may wait for a copy give it up (CDLL).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vdnn_alloc.errors import BudgetError, ConfigError, DriverError, InstallError, VdnnError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ABI_VERSION = 1
+LIBRARY = "libvdnn_alloc.so"
+LIBRARY_VARIABLE = "VDNN_ALLOC_LIBRARY"
+"""Environment variable: another build of the core, for its developers."""
+
+OK, OUT_OF_MEMORY, INVALID, DRIVER, HOST_OUT_OF_MEMORY = range(5)
+BACKENDS = {"host": 0, "cuda": 1}
+FORWARD, BACKWARD, OUTSIDE = range(3)
+SAVE_EAGER = 1
+
+_u32, _u64, _int = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+_text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+class NativeConfig(ctypes.Structure):
+    """vdnn_config."""
+
+    _fields_ = [
+        *((name, _u32) for name in ("abi_version", "backend", "policy", "check")),
+        *((name, _u64) for name in ("budget_bytes", "host_budget_bytes", "frame_bytes", "seed")),
+        ("host_bytes_per_second", _u64),
+    ]
+
+
+class Restored(ctypes.Structure):
+    """vdnn_restored."""
+
+    _fields_ = [("generation", _u64), ("size", _u64), ("moved", _u32), ("reserved", _u32)]
+
+
+class NativeStats(ctypes.Structure):
+    """vdnn_stats."""
+
+    _fields_ = [
+        *((name, _u64) for name in ("frame_bytes", "budget_bytes", "host_budget_bytes")),
+        *((name, _u64) for name in ("live_bytes", "live_bytes_max")),
+        *((name, _u64) for name in ("resident_bytes", "resident_bytes_max")),
+        *((name, _u64) for name in ("owned_bytes", "owned_bytes_max")),
+        *((name, _u64) for name in ("created_bytes", "created_bytes_max")),
+        *((name, ctypes.c_double) for name in ("live_bytes_average", "owned_bytes_average")),
+        *((name, _u64) for name in ("live_blocks", "offloaded_blocks", "heap_blocks")),
+        *((name, _u64) for name in ("mappings", "mapped_bytes")),
+        *((name, _u64) for name in ("host_bytes", "host_bytes_max", "host_pinned_bytes")),
+        *((name, _u64) for name in ("offloaded_bytes", "prefetched_bytes")),
+        *((name, _u64) for name in ("offloads", "prefetches", "late_prefetches")),
+        *((name, _u64) for name in ("dropped_prefetches", "kept_offloads")),
+        *((name, _u64) for name in ("allocations", "frees", "mapping_misses")),
+        *((name, _u64) for name in ("first_miss_bytes", "stall_ns")),
+        *((name, _u64) for name in ("ooms", "workspace_refusals", "episodes")),
+        *((name, _u64) for name in ("driver_create", "driver_release", "driver_map")),
+        *((name, _u64) for name in ("driver_set_access", "driver_unmap", "driver_pin")),
+        ("driver_copies", _u64),
+    ]
+
+
+class NativeLayerStats(ctypes.Structure):
+    """vdnn_layer_stats."""
+
+    _fields_ = [
+        *((name, _u32) for name in ("layer", "reserved")),
+        *((name, _u64) for name in ("owned_bytes", "owned_bytes_max", "saved_bytes")),
+        *((name, _u64) for name in ("offloaded_bytes", "prefetched_bytes")),
+        *((name, _u64) for name in ("waited_ns", "workspace_refusals")),
+    ]
+
+
+class TraceEvent(ctypes.Structure):
+    """vdnn_trace_event."""
+
+    _fields_ = [
+        *((name, _u64) for name in ("time_ns", "generation", "bytes")),
+        *((name, _u32) for name in ("kind", "layer")),
+    ]
+
+
+def fields_of(structure: ctypes.Structure) -> dict[str, int | float]:
+    """A structure as a dictionary, without its padding."""
+    names = (field[0] for field in structure._fields_)
+    return {name: getattr(structure, name) for name in names if name != "reserved"}
+
+
+class Native:
+    """The calls of vdnn_alloc.h that the controller makes. Loads the library for all to see."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # the glue finds its symbols there
+        self._start = _bind(lib, "vdnn_start", _int, ctypes.POINTER(NativeConfig))
+        self._minimum_budget = _bind(lib, "vdnn_minimum_budget", _u64, _u32, _u64)
+        self._last_error = _bind(lib, "vdnn_last_error", _text)
+        self._name_layer = _bind(lib, "vdnn_name_layer", None, _u32, _text)
+        self._layer_name = _bind(lib, "vdnn_layer_name", _text, _u32)
+        self._begin_episode = _bind(
+            lib, "vdnn_begin_episode", None, _u64, _u64, ctypes.POINTER(_u32), _size
+        )
+        self._read_stats = _bind(lib, "vdnn_read_stats", _int, _int, ctypes.POINTER(NativeStats))
+        self._read_layer_stats = _bind(
+            lib, "vdnn_read_layer_stats", _size, _int, ctypes.POINTER(NativeLayerStats), _size
+        )
+        self._read_trace = _bind(
+            lib, "vdnn_read_trace", _size, _int, ctypes.POINTER(TraceEvent), _size
+        )
+        self._trace_kind_name = _bind(lib, "vdnn_trace_kind_name", _text, _u32)
+        self._validate = _bind(lib, "vdnn_validate", _int)
+        self._fail_at = _bind(lib, "vdnn_host_fail_at", _int, _u32, _u64)
+        self._owns = _bind(lib, "vdnn_owns", _int, _int, _pointer)
+        self.end_of_step = _bind(lib, "vdnn_end_of_step", None)
+        self.empty_cache = _bind(lib, "vdnn_torch_empty_cache", None)
+        self.reset_peaks = _bind(lib, "vdnn_reset_peaks", None, _int)
+        self.witness_bytes = _bind(lib, "vdnn_host_witness_bytes", _u64)
+        self.mapping_count = _bind(lib, "vdnn_host_mapping_count", _u64)
+
+    def start(self, config: NativeConfig) -> None:
+        config.abi_version = ABI_VERSION
+        self.check(self._start(ctypes.byref(config)))
+
+    def minimum_budget(self, backend: str, frame_bytes: int) -> int:
+        return int(self._minimum_budget(BACKENDS[backend], frame_bytes))
+
+    def check(self, status: int) -> None:
+        """Raises what `status` means, with the core's sentence."""
+        if status != OK:
+            raise _ERRORS.get(status, VdnnError)(self.last_error())
+
+    def last_error(self) -> str:
+        return bytes(self._last_error() or b"").decode(errors="replace")
+
+    def name_layer(self, layer: int, name: str) -> None:
+        self._name_layer(layer, name.encode())
+
+    def layer_name(self, layer: int) -> str:
+        return bytes(self._layer_name(layer) or b"").decode(errors="replace")
+
+    def begin_episode(self, finished: int, expected: int, ranks: Sequence[int]) -> None:
+        self._begin_episode(finished, expected, (_u32 * len(ranks))(*ranks), len(ranks))
+
+    def read_stats(self, device: int) -> dict[str, int | float]:
+        stats = NativeStats()
+        self.check(self._read_stats(device, ctypes.byref(stats)))
+        return fields_of(stats)
+
+    def read_layer_stats(self, device: int) -> list[dict[str, int | float]]:
+        capacity = self._read_layer_stats(device, None, 0)
+        rows = (NativeLayerStats * capacity)()
+        count = min(capacity, self._read_layer_stats(device, rows, capacity))
+        return [fields_of(row) for row in rows[:count]]
+
+    def read_trace(self, device: int, capacity: int) -> list[dict[str, int | float]]:
+        events = (TraceEvent * capacity)()
+        return [fields_of(event) for event in events[: self._read_trace(device, events, capacity)]]
+
+    def trace_kind_name(self, kind: int) -> str:
+        return bytes(self._trace_kind_name(kind) or b"").decode()
+
+    def validate(self) -> None:
+        """Walks every table of the core; raises with the equation that does not hold."""
+        self.check(self._validate())
+
+    def fail_at(self, primitive: int, nth: int) -> None:
+        """Host backend: the n-th call from now of a primitive fails once; 0 clears it."""
+        self.check(self._fail_at(primitive, nth))
+
+    def owns(self, device: int, address: int) -> bool:
+        return bool(self._owns(device, address))
+
+
+class Glue:
+    """The library built against the installed torch; see allocator/torch_glue/host_glue.cpp.
+
+    An alias is named by the number in its `_cdata`.
+    """
+
+    def __init__(self, path: Path, native: Native) -> None:
+        self._native = native
+        brief, waiting = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        self.torch_version = _bind(brief, "vdnn_glue_torch_version", _u32)
+        self._install_cpu = _bind(brief, "vdnn_glue_install_cpu", _int)
+        self.save = _bind(brief, "vdnn_glue_save", _u64, _pointer, _u32, _u32, _u32)
+        """(alias, layer, save_index, flags) -> generation, or 0 if it may not move."""
+        self.release: Callable[[int, int, int], None] = _bind(
+            brief, "vdnn_glue_release", None, _pointer, _u64, _u32
+        )
+        """(alias, generation, count): we are about to drop our `count` aliases."""
+        self.use_count = _bind(brief, "vdnn_glue_use_count", _u64, _pointer)
+        self.boundary = _bind(waiting, "vdnn_glue_boundary", None, _u32, _u32)
+        """(layer, phase) of the calling thread from now on."""
+        self._restore = _bind(
+            waiting,
+            "vdnn_glue_restore",
+            _int,
+            _u64,
+            _u32,
+            ctypes.POINTER(_pointer),
+            _size,
+            ctypes.POINTER(Restored),
+        )
+
+    def install_cpu(self) -> None:
+        self._native.check(self._install_cpu())
+
+    def become_inert(self) -> None:
+        """In a forked child: records that die there must not reach the parent's core."""
+        self.release = _ignore_release
+
+    def restore(self, generation: int, save_index: int, aliases: ctypes.Array[_pointer]) -> int:
+        """Makes the data whole under all aliases; returns its generation from now on.
+
+        Returns 0 if there is no such block any more: someone who held the storage too has resized
+        it, so it never left and the aliases show what it holds now.
+        """
+        restored = Restored()
+        status = self._restore(
+            generation, save_index, aliases, len(aliases), ctypes.byref(restored)
+        )
+        if status == INVALID:
+            return 0
+        self._native.check(status)
+        return int(restored.generation)
+
+
+def pointer_array(addresses: Sequence[int]) -> ctypes.Array[_pointer]:
+    return (_pointer * len(addresses))(*addresses)
+
+
+def find_library() -> Path:
+    """The core: $VDNN_ALLOC_LIBRARY, else the one installed with this package."""
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        return Path(override)
+    import vdnn_alloc
+
+    places = [Path(folder) / LIBRARY for folder in vdnn_alloc.__path__]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise InstallError(
+            f"{LIBRARY} is not in {places[0].parent}; build it with `pip install .`, or name a "
+            f"build in {LIBRARY_VARIABLE}"
+        )
+    return found
+
+
+def _bind(
+    library: ctypes.CDLL, name: str, result: type | None, *arguments: type
+) -> ctypes._NamedFuncPointer:
+    function = getattr(library, name)
+    function.restype = result
+    function.argtypes = arguments
+    bound: ctypes._NamedFuncPointer = function
+    return bound
+
+
+def _ignore_release(alias: int, generation: int, count: int) -> None:
+    del alias, generation, count
+
+
+_ERRORS: dict[int, type[VdnnError]] = {
+    OUT_OF_MEMORY: BudgetError,
+    INVALID: ConfigError,
+    DRIVER: DriverError,
+    HOST_OUT_OF_MEMORY: BudgetError,
+}

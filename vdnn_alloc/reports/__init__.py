@@ -1,0 +1,1 @@
+"""What a run leaves behind; one output a file."""
