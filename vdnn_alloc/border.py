@@ -1,7 +1,7 @@
 """Where the core meets torch: one object per backend, with what differs between them.
 
-HostBorder makes the core torch's CPU allocator, over a simulated device. A GPU's border makes it
-torch's CUDA allocator; `choose_border` finds it in BORDERS under "cuda".
+HostBorder makes the core torch's CPU allocator, over a simulated device; CudaBorder makes it
+torch's CUDA allocator.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from vdnn_alloc.cuda_border import CudaBorder, visible_devices_hint
 from vdnn_alloc.errors import InstallError
 from vdnn_alloc.glue import load_glue
 from vdnn_alloc.host_memory import available_bytes
@@ -61,7 +62,7 @@ class HostBorder:
         return {"backend": self.backend, "name": platform.processor() or platform.machine()}
 
 
-BORDERS: dict[str, Callable[[], Border]] = {"host": HostBorder}
+BORDERS: dict[str, Callable[[], Border]] = {"host": HostBorder, "cuda": CudaBorder}
 
 
 def choose_border(backend: str) -> Border:
@@ -71,10 +72,11 @@ def choose_border(backend: str) -> Border:
         InstallError: there is no such device here.
     """
     if backend == "auto":
-        backend = "cuda" if "cuda" in BORDERS and torch.cuda.is_available() else "host"
+        backend = "cuda" if torch.cuda.is_available() else "host"
     if backend == "cuda" and not torch.cuda.is_available():
         raise InstallError(
-            f"backend=cuda: torch {torch.__version__} sees no GPU here; use backend=host"
+            f"backend=cuda: torch {torch.__version__} sees no GPU here{visible_devices_hint()}; or "
+            "use backend=host"
         )
     if backend not in BORDERS:
         raise InstallError(f"backend={backend}: not in this build; there is {', '.join(BORDERS)}")

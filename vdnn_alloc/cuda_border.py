@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -86,11 +86,12 @@ def find_devices() -> list[CudaDevice]:
         raise InstallError(f"no NVIDIA driver on this machine ({error})") from error
     count = int(driver.cuDeviceGetCount()[1]) if error_code == 0 else 0
     if count == 0:
-        raise InstallError(f"no CUDA device is visible{_visible_devices_hint(os.environ)}")
+        raise InstallError(f"no CUDA device is visible{visible_devices_hint()}")
     return [_read_device(ordinal) for ordinal in range(count)]
 
 
-def _visible_devices_hint(environment: Mapping[str, str]) -> str:
+def visible_devices_hint(environment: Mapping[str, str] = os.environ) -> str:
+    """What an error about missing devices should end with."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return "; see nvidia-smi"
@@ -100,51 +101,96 @@ def _visible_devices_hint(environment: Mapping[str, str]) -> str:
 def _read_device(ordinal: int) -> CudaDevice:
     from cuda.bindings import driver
 
-    device = _checked(driver.cuDeviceGet(ordinal), ordinal)
-    name = bytes(_checked(driver.cuDeviceGetName(128, device), ordinal)).rstrip(b"\0").decode()
-    context = _checked(driver.cuDevicePrimaryCtxRetain(device), ordinal)
+    (device,) = _checked(driver.cuDeviceGet(ordinal), ordinal)
+    (name,) = _checked(driver.cuDeviceGetName(128, device), ordinal)
+    (context,) = _checked(driver.cuDevicePrimaryCtxRetain(device), ordinal)
     _checked(driver.cuCtxPushCurrent(context), ordinal)
     try:
         free_bytes, total_bytes = _checked(driver.cuMemGetInfo(), ordinal)
     finally:
         driver.cuCtxPopCurrent()
-    return CudaDevice(name, int(free_bytes), int(total_bytes))
+    return CudaDevice(name.rstrip(b"\0").decode(), int(free_bytes), int(total_bytes))
 
 
-def _checked(answer: tuple[object, ...], ordinal: int) -> object:
+def _checked(answer: tuple[Any, ...], ordinal: int) -> tuple[Any, ...]:
     """The values of a binding's answer, whose first is the error code."""
     code, *values = answer
     if code != 0:
         raise InstallError(f"CUDA device {ordinal} cannot be used: {code}")
-    return values[0] if len(values) == 1 else tuple(values)
+    return tuple(values)
 
 
-def install(native: Native, device_count: int) -> Glue:
-    """Makes the started core torch's CUDA allocator.
+class CudaBorder:
+    """The GPUs that this process sees, under torch's CUDA tensors.
 
     Raises:
-        InstallError: the glue cannot be built, or CUDA has started meanwhile.
+        InstallError: when made, where torch's CUDA allocator cannot be replaced.
     """
-    flags = tuple(f"-isystem{folder}" for folder in _cuda_include_folders())
-    glue = load_glue(GLUE_SOURCE, GLUE_LIBRARIES, native, flags=flags)
-    glue.install_cuda(device_count)
-    _answer_mem_get_info(native)
-    return glue
+
+    backend = "cuda"
+    shares_host_memory = False
+
+    def __init__(self) -> None:
+        require_fresh_torch()
+        self.devices = find_devices()
+        self._native: Native | None = None
+
+    def free_bytes(self) -> int:
+        """Of the fullest device: the budget holds for each."""
+        return min(device.free_bytes for device in self.devices)
+
+    def load_glue(self, native: Native) -> Glue:
+        """The glue, or where it cannot be built a stand-in, with one line on what is lost."""
+        self._native = native
+        try:
+            flags = tuple(f"-isystem{folder}" for folder in _cuda_include_folders())
+            return load_glue(GLUE_SOURCE, GLUE_LIBRARIES, native, flags=flags)
+        except InstallError as error:
+            print(
+                f"vdnn_alloc: {error}. Going on without: the budget holds, but nothing is "
+                "offloaded, torch.cuda.memory_stats and cudnn.benchmark raise, and out of memory "
+                "is a RuntimeError",
+                file=sys.stderr,
+            )
+            return cast("Glue", PlainGlue())
+
+    def install(self, glue: Glue) -> None:
+        assert self._native is not None, "load_glue() comes first"
+        if isinstance(glue, PlainGlue):
+            _install_plain(self._native)
+        else:
+            glue.install_cuda(len(self.devices))
+            _answer_mem_get_info(self._native)
+
+    def describe(self) -> dict[str, object]:
+        devices = [{"name": d.name, "total_bytes": d.total_bytes} for d in self.devices]
+        return {"backend": self.backend, "name": self.devices[0].name, "devices": devices}
 
 
-def install_plain(native: Native, reason: InstallError) -> None:
-    """The fallback: torch's own pluggable class over the core, and one line on what is lost."""
+class PlainGlue:
+    """What the controller talks to where there is no glue: no block may move."""
+
+    def save(self, alias: int, layer: int, save_index: int, flags: int) -> int:
+        """No generation: the tensor is kept where it is."""
+        del alias, layer, save_index, flags
+        return 0
+
+    def boundary(self, layer: int, phase: int) -> None:
+        """Where the thread is matters to blocks that move."""
+
+    def become_inert(self) -> None:
+        """It is."""
+
+
+def _install_plain(native: Native) -> None:
+    """torch's own pluggable class over the core."""
     plain = torch.cuda.memory.CUDAPluggableAllocator(
         str(native.path), "vdnn_torch_malloc", "vdnn_torch_free"
     )
-    plain._allocator.set_record_stream_fn(native.address_of("vdnn_torch_record_stream"))
-    plain._allocator.set_reset_fn(native.address_of("vdnn_torch_empty_cache"))
+    hooks = plain.allocator()
+    hooks.set_record_stream_fn(native.address_of("vdnn_torch_record_stream"))  # type: ignore[attr-defined]
+    hooks.set_reset_fn(native.address_of("vdnn_torch_empty_cache"))  # type: ignore[attr-defined]
     torch.cuda.memory.change_current_allocator(plain)
-    print(
-        f"vdnn_alloc: {reason}. Running without it: the budget holds, but nothing is offloaded, "
-        "torch.cuda.memory_stats and cudnn.benchmark raise, and out-of-memory is a RuntimeError",
-        file=sys.stderr,
-    )
 
 
 def _cuda_include_folders() -> list[Path]:

@@ -79,12 +79,13 @@ class Episodes:
 
     def open(self) -> Opening:
         """Ends the open episode, if any, and begins the next."""
+        finished = 0  # what saved nothing teaches nothing
         if self.current is not None and self.current.saves > 0:
             self._learn(self.current)
+            finished = self._last_signature
         self.current = Episode()
         self._is_stale = False
-        finished = self._last_signature
-        expected = self._expect(finished)
+        expected = self._expect(self._last_signature)
         return Opening(finished, expected, self._ranks(expected))
 
     def note_unpack(self, episode: Episode, save_index: int) -> None:

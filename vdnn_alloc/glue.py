@@ -31,18 +31,20 @@ if TYPE_CHECKING:
     from vdnn_alloc.native import Native
 
 CACHE_VARIABLE = "VDNN_ALLOC_CACHE"
-_HEADERS = ("vdnn_alloc.h", "storage.hpp", "torch_version.hpp")
+_HEADERS = ("vdnn_alloc.h", "storage.hpp", "torch_version.hpp", "cuda_allocator.hpp")
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared")
 _TORCH = Path(torch.__file__).parent
 
 
-def load_glue(source: str, libraries: tuple[str, ...], native: Native) -> Glue:
+def load_glue(
+    source: str, libraries: tuple[str, ...], native: Native, *, flags: tuple[str, ...] = ()
+) -> Glue:
     """The glue made from `source` (a file of torch_glue/), built first if it has to be.
 
     Raises:
         InstallError: no compiler, a failed build, or a library of another torch.
     """
-    glue = Glue(build(source, libraries), native)
+    glue = Glue(build(source, libraries, flags), native)
     if glue.torch_version() != _torch_version():
         raise InstallError(
             f"the torch glue was built for torch {glue.torch_version() / 100:.2f}, and "
@@ -51,10 +53,10 @@ def load_glue(source: str, libraries: tuple[str, ...], native: Native) -> Glue:
     return glue
 
 
-def build(source: str, libraries: tuple[str, ...]) -> Path:
+def build(source: str, libraries: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
     """The library's path. Processes that start together build it once."""
     sources = _find_sources(source)
-    command = [*_compiler(), *_flags(sources)]
+    command = [*_compiler(), *_flags(sources), *flags]
     links = [f"-L{_TORCH / 'lib'}", *(f"-l{library}" for library in libraries)]
     library = cache_directory() / f"{Path(source).stem}-{_key(sources, command + links)}.so"
     with _lock(library.with_suffix(".lock")):

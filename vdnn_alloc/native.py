@@ -43,7 +43,10 @@ class NativeConfig(ctypes.Structure):
 class Restored(ctypes.Structure):
     """vdnn_restored."""
 
-    _fields_ = [("generation", _u64), ("size", _u64), ("moved", _u32), ("reserved", _u32)]
+    _fields_ = [
+        *((name, _u64) for name in ("generation", "address", "size")),
+        *((name, _u32) for name in ("moved", "reserved")),
+    ]
 
 
 class NativeStats(ctypes.Structure):
@@ -103,6 +106,7 @@ class Native:
     def __init__(self, path: Path) -> None:
         self.path = path
         lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # the glue finds its symbols there
+        self._library = lib
         self._start = _bind(lib, "vdnn_start", _int, ctypes.POINTER(NativeConfig))
         self._minimum_budget = _bind(lib, "vdnn_minimum_budget", _u64, _u32, _u64)
         self._last_error = _bind(lib, "vdnn_last_error", _text)
@@ -181,9 +185,13 @@ class Native:
     def owns(self, device: int, address: int) -> bool:
         return bool(self._owns(device, address))
 
+    def address_of(self, function: str) -> int:
+        """Where a function of the core is, for torch's setters of plain C callbacks."""
+        return ctypes.cast(getattr(self._library, function), _pointer).value or 0
+
 
 class Glue:
-    """The library built against the installed torch; see allocator/torch_glue/host_glue.cpp.
+    """The library built against the installed torch; see allocator/torch_glue/.
 
     An alias is named by the number in its `_cdata`.
     """
@@ -192,7 +200,7 @@ class Glue:
         self._native = native
         brief, waiting = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
         self.torch_version = _bind(brief, "vdnn_glue_torch_version", _u32)
-        self._install_cpu = _bind(brief, "vdnn_glue_install_cpu", _int)
+        self._library = brief
         self.save = _bind(brief, "vdnn_glue_save", _u64, _pointer, _u32, _u32, _u32)
         """(alias, layer, save_index, flags) -> generation, or 0 if it may not move."""
         self.release: Callable[[int, int, int], None] = _bind(
@@ -214,7 +222,14 @@ class Glue:
         )
 
     def install_cpu(self) -> None:
-        self._native.check(self._install_cpu())
+        """Of host_glue.cpp."""
+        self._native.check(_bind(self._library, "vdnn_glue_install_cpu", _int)())
+
+    def install_cuda(self, device_count: int) -> None:
+        """Of cuda_glue.cpp."""
+        install = _bind(self._library, "vdnn_glue_install_cuda", _int, _int)
+        if install(device_count) != OK:
+            raise InstallError("CUDA has started in this process; install vdnn_alloc before that")
 
     def become_inert(self) -> None:
         """In a forked child: records that die there must not reach the parent's core."""

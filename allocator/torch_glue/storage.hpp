@@ -67,15 +67,16 @@ inline c10::StorageImpl* movable_storage(const c10::TensorImpl& tensor, c10::Del
   return storage->nbytes() > 0 ? storage : nullptr;
 }
 
-// Moves every alias of one record to a new storage. The allocation is served with the second
-// life that vdnn_restore has just prepared for this thread. The aliases keep their sizes and
-// their version counters; the old storage goes last, and its address with it.
-inline void move_aliases(std::span<void* const> aliases, const vdnn_restored& restored, int device,
-                         c10::Allocator* allocator) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(restored.size),
-                       allocator->allocate(static_cast<std::size_t>(restored.size)), allocator,
-                       /*resizable=*/true);
+// Moves every alias of one record to a new storage over the second life that vdnn_restore has just
+// handed to us. The aliases keep their sizes and their version counters; the old storage goes last,
+// and its address with it.
+inline void move_aliases(const Border& border, std::span<void* const> aliases,
+                         const vdnn_restored& restored, int device) {
+  void* address = reinterpret_cast<void*>(restored.address);
   const c10::Storage old = tensor_at(aliases.front()).unsafe_storage();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(restored.size),
+                       c10::DataPtr(address, address, border.deleter, old.device()),
+                       border.allocator, /*resizable=*/true);
   for (void* alias : aliases) {
     c10::TensorImpl& tensor = tensor_at(alias);
     tensor.set_allow_tensor_metadata_change(true);  // x.detach() forbids it to its users
@@ -93,7 +94,7 @@ inline vdnn_status restore(const Border& border, int device, std::uint64_t gener
   const vdnn_status status = vdnn_restore(device, generation, stream, save_index, out);
   if (status != VDNN_OK || out->moved == 0) return status;
   try {
-    move_aliases(aliases, *out, device, border.allocator);
+    move_aliases(border, aliases, *out, device);
   } catch (const std::exception&) {
     return VDNN_OUT_OF_MEMORY;
   }

@@ -73,6 +73,10 @@ def test_the_cuda_backend_without_a_gpu_says_so() -> None:
     assert_one_sentence(python("backend=cuda"), ["GPU"])
 
 
+def test_a_check_level_that_does_not_exist_is_refused() -> None:
+    assert_one_sentence(python("budget=64MiB,backend=host", VDNN_CHECK="9"), ["VDNN_CHECK=9"])
+
+
 def test_the_host_backend_without_a_compiler_says_so(tmp_path: Path) -> None:
     done = python(
         "budget=64MiB,backend=host",

@@ -5,7 +5,9 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -128,6 +130,15 @@ TEST(two_ranges_over_the_same_frames_see_each_others_writes) {
   EXPECT(word(forward + kFrame) == 984);
 }
 
+std::size_t kernel_mappings() {
+  std::ifstream lines("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(lines, line);) {
+    count += line.find("memfd:vdnn_frames") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
+
 TEST(adjacent_frames_are_one_kernel_mapping) {
   const auto driver = device();
   const auto frames = create(*driver, 4);
@@ -137,8 +148,10 @@ TEST(adjacent_frames_are_one_kernel_mapping) {
   EXPECT(driver->mapping_count() == 3);
   driver->unmap(straight + kFrame, kFrame);
   EXPECT(driver->mapping_count() == 4);
+  EXPECT(kernel_mappings() == 4);
   driver->unmap(shuffled, 3 * kFrame);
   EXPECT(driver->mapping_count() == 2);
+  EXPECT(kernel_mappings() == 2);
 }
 
 TEST(nonsense_is_refused_and_changes_nothing) {

@@ -42,9 +42,13 @@ struct TwoStreams {
   TwoStreams(const TwoStreams&) = delete;
   TwoStreams& operator=(const TwoStreams&) = delete;
 
-  // A sets `value` to 1, B reads it into `seen`; only if `ordered` does B wait for A.
+  // A's kernel sets `value` to 1 in its own time, B's reads it into `seen`; only if `ordered` does
+  // B wait for A.
   void run(bool ordered) {
-    driver->launch(a, [this] { value = 1; });
+    driver->launch(a, [this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      value = 1;
+    });
     driver->record(written, a);
     if (ordered) driver->wait(b, written);
     driver->launch(b, [this] { seen = value; });
