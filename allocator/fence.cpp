@@ -41,9 +41,14 @@ StreamIndex StreamClock::index_of(Stream stream) {
   const auto [it, is_new] = index_.try_emplace(stream, static_cast<StreamIndex>(lanes_.size()));
   if (is_new) {
     lanes_.push_back(Lane{.stream = stream, .marks = {}});
-    if (lanes_.size() > 1) several_ = true;
+    if (lanes_.size() > own_lanes_ + 1) several_ = true;
   }
   return it->second;
+}
+
+StreamIndex StreamClock::add_own(Stream stream) {
+  ++own_lanes_;
+  return index_of(stream);
 }
 
 void StreamClock::arrive(StreamIndex index) {

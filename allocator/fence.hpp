@@ -59,7 +59,11 @@ class StreamClock {
   StreamClock(const StreamClock&) = delete;
   StreamClock& operator=(const StreamClock&) = delete;
 
+  // A stream of the program's. From the second one on, and after expect_other_streams(), what is
+  // released is made available to other streams; until then that would be work for nobody.
   [[nodiscard]] StreamIndex index_of(Stream stream);
+  // A stream of the mover's.
+  [[nodiscard]] StreamIndex add_own(Stream stream);
   [[nodiscard]] Stream stream(StreamIndex index) const { return lanes_[index].stream; }
   [[nodiscard]] std::size_t count() const { return lanes_.size(); }
 
@@ -87,7 +91,7 @@ class StreamClock {
   // One event for all of the stream's work so far, for a CPU wait outside the lock.
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
-  // From now on other streams of ours may take what is released.
+  // From now on the mover's streams may take what is released.
   void expect_other_streams() { several_ = true; }
 
  private:
@@ -112,6 +116,7 @@ class StreamClock {
   std::unordered_map<Stream, StreamIndex> index_;
   std::shared_ptr<std::vector<Event>> idle_events_ = std::make_shared<std::vector<Event>>();
   std::uint64_t calls_ = 0;
+  std::size_t own_lanes_ = 0;
   bool several_ = false;
 };
 

@@ -1,3 +1,4 @@
+// See host_pages.hpp.
 #include "host_pages.hpp"
 
 #include <sys/mman.h>

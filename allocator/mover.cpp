@@ -14,9 +14,9 @@ std::atomic<UseCountReader> use_count_reader{nullptr};
 
 Mover::Mover(DeviceState& state)
     : state_(state),
-      out_(state.clock.index_of(state.driver->create_stream())),
-      in_(state.clock.index_of(state.driver->create_stream())),
-      late_(state.clock.index_of(state.driver->create_stream())) {}
+      out_(state.clock.add_own(state.driver->create_stream())),
+      in_(state.clock.add_own(state.driver->create_stream())),
+      late_(state.clock.add_own(state.driver->create_stream())) {}
 
 Mover::~Mover() {
   for (const StreamIndex index : {out_, in_, late_}) {

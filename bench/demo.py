@@ -35,8 +35,8 @@ class Step:
     ms: float
     loss: float
     peak: int = 0  # the most that tensors held at once, wherever they were
-    created: int = 0  # the most device memory that existed, by vdnn_alloc's count
-    witness: int = 0  # the same as the kernel counts it, on the host backend
+    device: int = 0  # the most device memory that existed, by vdnn_alloc's count
+    witness: int = 0  # the same by the kernel's count; 0 on a GPU
     moved_out: int = 0
     moved_in: int = 0
 
@@ -46,9 +46,8 @@ class Run:
     """One training: what it was told, what it said, and where its tensors are."""
 
     title: str
-    policy: str
-    results: Path
     steps: list[Step]
+    results: Path
     budget: int | None = None
 
     @property
@@ -64,23 +63,42 @@ class TrainingError(Exception):
     """A training did not end well; what it said is on the screen."""
 
 
-def train(
-    title: str, policy: str, folder: Path, progress: Progress, *, budget: int | None = None
-) -> Run:
-    """Runs demo_training.py to its end, with a bar that follows it."""
-    results = folder / f"{policy}.pt"
-    command = [sys.executable, str(ROOT / "bench/demo_training.py"), policy]
-    command += ["--steps", str(STEPS), "--results", str(results)]
-    command += ["--budget", str(budget), "--dump", str(DUMP)] if budget else []
-    bar = progress.add_task(title, total=STEPS, loss="")
-    steps = []
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            steps.append(Step(**json.loads(line)))
-            progress.update(bar, advance=1, loss=f"loss {steps[-1].loss:.3f}")
-    if process.returncode != 0 or len(steps) != STEPS:
-        raise TrainingError(f"{title}: status {process.returncode} after {len(steps)} steps")
-    return Run(title, policy, results, steps, budget)
+class Trainer:
+    """Runs demo_training.py, one training after the other, each with a bar that follows it."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+
+    def train(self, title: str, policy: str, *, budget: int | None = None) -> Run:
+        results, said = self._folder / f"{policy}.pt", self._folder / f"{policy}.txt"
+        command = [sys.executable, str(ROOT / "bench/demo_training.py"), policy]
+        command += ["--steps", str(STEPS), "--results", str(results)]
+        command += ["--budget", str(budget), "--dump", str(DUMP)] if budget else []
+        try:
+            return Run(title, self._follow(title, command, said), results, budget)
+        finally:
+            words = said.read_text().rstrip()
+            if words:
+                self._progress.console.print(words, style="dim", highlight=False, soft_wrap=True)
+
+    def _follow(self, title: str, command: list[str], said: Path) -> list[Step]:
+        """The steps that the command prints. What else it says goes to a file, or it would run
+        through the bars."""
+        bar = self._progress.add_task(title, total=STEPS, loss="")
+        steps = []
+        with (
+            said.open("w") as errors,
+            subprocess.Popen(
+                command, env=environment(), stdout=subprocess.PIPE, stderr=errors, text=True
+            ) as process,
+        ):
+            for line in process.stdout or ():
+                steps.append(Step(**json.loads(line)))
+                self._progress.update(bar, advance=1, loss=f"loss {steps[-1].loss:.3f}")
+        if process.returncode != 0 or len(steps) != STEPS:
+            raise TrainingError(f"{title}: status {process.returncode} after {len(steps)} steps")
+        return steps
 
 
 def environment() -> dict[str, str]:
@@ -98,11 +116,11 @@ def train_all(folder: Path, console: Console) -> list[Run]:
         TextColumn("{task.fields[loss]}"),
     )
     with Progress(*columns, console=console) as progress:
-        stock = train("stock PyTorch", "stock", folder, progress)
-        whole = train("vdnn_alloc, policy none", "none", folder, progress)
+        trainer = Trainer(folder, progress)
+        stock = trainer.train("stock PyTorch", "stock")
+        whole = trainer.train("policy none", "none")
         budget = whole.last.peak * BUDGET_PERCENT // 100
-        title = f"vdnn_alloc, {BUDGET_PERCENT} % of the peak"
-        return [stock, whole, train(title, "dyn", folder, progress, budget=budget)]
+        return [stock, whole, trainer.train(f"{BUDGET_PERCENT} % budget", "dyn", budget=budget)]
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -110,16 +128,14 @@ def train_all(folder: Path, console: Console) -> list[Run]:
 
 def identical(runs: list[Run]) -> dict[str, bool]:
     """For each thing compared, whether all runs have it bit for bit."""
-    import torch
+    import torch  # only now: the bars appear seconds earlier
 
-    def same(one: torch.Tensor | dict[str, torch.Tensor], other: object) -> bool:
+    def same(one: object, other: object) -> bool:
         if isinstance(one, torch.Tensor):
             return isinstance(other, torch.Tensor) and torch.equal(one, other)
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(value, other[name]) for name, value in one.items())
-        )
+        assert isinstance(one, dict)
+        assert isinstance(other, dict)
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
     stock, *others = (torch.load(run.results) for run in runs)
     answer = {name: all(same(stock[name], o[name]) for o in others) for name in COMPARED}
@@ -131,48 +147,41 @@ def identical(runs: list[Run]) -> dict[str, bool]:
 def faults(run: Run, same: dict[str, bool]) -> list[str]:
     """Each reason why the demo has failed, as a sentence; none if it has not."""
     assert run.budget is not None
-    device_bytes = max(run.last.created, run.last.witness)
+    used = max(run.last.device, run.last.witness)
     found = [f"the {name} are not identical" for name, is_same in same.items() if not is_same]
-    if device_bytes > run.budget:
-        found.append(f"the budget of {run.budget} bytes was passed: {device_bytes} bytes")
+    if used > run.budget:
+        found.append(f"the budget was passed: {used} bytes of {run.budget}")
     if not (run.last.moved_out and run.last.moved_in):
         found.append("nothing moved, so nothing was shown")
     return found
 
 
 def table(runs: list[Run]) -> Table:
-    result = Table(title=f"{STEPS} steps of a small VGG on handwritten digits")
-    for heading in (
-        "training",
-        "budget",
-        "tensors, peak",
-        "device memory, peak",
-        "out a step",
-        "in a step",
-        "step time",
-    ):
-        result.add_column(heading, justify="left" if heading == "training" else "right")
+    result = Table(title=f"{STEPS} steps of a small VGG on handwritten digits, memory in MiB")
+    result.add_column("training", no_wrap=True)
+    for heading in ("budget", "peak", "on device", "out/step", "in/step", "step time"):
+        result.add_column(heading, justify="right")
     for run in runs:
-        out, back = (last_moves(run, name) for name in ("moved_out", "moved_in"))
-        result.add_row(
-            run.title,
-            size(run.budget),
-            size(run.last.peak),
-            size(run.last.created),
-            size(out),
-            size(back),
-            f"{run.step_ms:.0f} ms",
-        )
+        before, last = run.steps[-2:]
+        moved = (last.moved_out - before.moved_out, last.moved_in - before.moved_in)
+        sizes = (run.budget, last.peak, last.device, *moved)
+        result.add_row(run.title, *map(mebibytes, sizes), f"{run.step_ms:.0f} ms")
     return result
 
 
-def last_moves(run: Run, name: str) -> int:
-    """Bytes of the last step alone."""
-    return int(getattr(run.steps[-1], name) - getattr(run.steps[-2], name))
+def mebibytes(count: int | None) -> str:
+    return f"{count / 2**20:.1f}" if count else "-"
 
 
-def size(count: int | None) -> str:
-    return f"{count / 2**20:.1f} MiB" if count else "-"
+def report(runs: list[Run], same: dict[str, bool], console: Console) -> None:
+    console.print(table(runs))
+    for name, is_same in same.items():
+        console.print(f"{name} identical: {'yes' if is_same else 'no'}")
+    last = runs[-1].last
+    if last.witness:
+        console.print(f"device memory by the kernel's count: {mebibytes(last.witness)} MiB")
+    console.print(f"identical: {'yes' if all(same.values()) else 'no'}")
+    console.print(f"all figures of the last training: {DUMP.name}")
 
 
 def main() -> int:
@@ -184,11 +193,7 @@ def main() -> int:
             console.print(str(error), style="red")
             return 1
         same = identical(runs)
-    console.print(table(runs))
-    for name, is_same in same.items():
-        console.print(f"{name}: {'the same bits' if is_same else 'DIFFERENT'} in all three")
-    console.print(f"identical: {'yes' if all(same.values()) else 'no'}")
-    console.print(f"statistics of the last training: {DUMP.relative_to(ROOT)}")
+    report(runs, same, console)
     found = faults(runs[-1], same)
     for sentence in found:
         console.print(f"FAILED: {sentence}", style="red")

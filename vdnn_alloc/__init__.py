@@ -16,8 +16,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    *("BudgetError", "ConfigError", "DriverError", "InstallError", "VdnnError", "__version__"),
-    *("dump", "install", "reset_peaks", "stats"),
+    "BudgetError",
+    "ConfigError",
+    "DriverError",
+    "InstallError",
+    "VdnnError",
+    "__version__",
+    "dump",
+    "install",
+    "reset_peaks",
+    "stats",
 ]
 _NEED_TORCH = ("dump", "install", "reset_peaks", "stats")
 

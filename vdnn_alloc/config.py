@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vdnn_alloc.errors import ConfigError
 from vdnn_alloc.policies import POLICIES
@@ -98,7 +98,7 @@ def _show(value: object) -> str:
     return format_bytes(float(str(value))).replace(" ", "") if is_size else str(value)
 
 
-def _parse_all(settings: Mapping[str, object]) -> dict[str, object]:
+def _parse_all(settings: Mapping[str, object]) -> dict[str, Any]:
     unknown = [key for key in settings if key not in _PARSERS]
     if unknown:
         raise ConfigError(f"unknown key {unknown[0]!r}; keys are {_key_list()}")

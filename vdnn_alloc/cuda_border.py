@@ -41,7 +41,7 @@ class CudaDevice:
 
 def require_fresh_torch(environment: Mapping[str, str] = os.environ) -> None:
     """Raises InstallError where torch's CUDA allocator can no longer, or must not, be replaced."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise InstallError(
             "CUDA has started in this process, and torch does not change its allocator after "
             "that; install vdnn_alloc before the first CUDA call, or set VDNN_ALLOC"
@@ -67,9 +67,7 @@ def _require_no_other_allocator(variable: str, value: str) -> None:
 
 
 def find_devices() -> list[CudaDevice]:
-    """The devices that this process sees; at least one.
-
-    Starts each device's primary context, the one torch will use, so that "free" is without it.
+    """The devices that this process sees; at least one. None of them is left with a context.
 
     Raises:
         InstallError: no bindings, no driver or no visible device.
@@ -103,12 +101,14 @@ def _read_device(ordinal: int) -> CudaDevice:
 
     (device,) = _checked(driver.cuDeviceGet(ordinal), ordinal)
     (name,) = _checked(driver.cuDeviceGetName(128, device), ordinal)
+    # Only a context can ask. It is the one torch will use, so "free" is what is left beside it.
     (context,) = _checked(driver.cuDevicePrimaryCtxRetain(device), ordinal)
-    _checked(driver.cuCtxPushCurrent(context), ordinal)
     try:
+        _checked(driver.cuCtxPushCurrent(context), ordinal)
         free_bytes, total_bytes = _checked(driver.cuMemGetInfo(), ordinal)
-    finally:
         driver.cuCtxPopCurrent()
+    finally:
+        driver.cuDevicePrimaryCtxRelease(device)
     return CudaDevice(name.rstrip(b"\0").decode(), int(free_bytes), int(total_bytes))
 
 
@@ -187,9 +187,9 @@ def _install_plain(native: Native) -> None:
     plain = torch.cuda.memory.CUDAPluggableAllocator(
         str(native.path), "vdnn_torch_malloc", "vdnn_torch_free"
     )
-    hooks = plain.allocator()
-    hooks.set_record_stream_fn(native.address_of("vdnn_torch_record_stream"))  # type: ignore[attr-defined]
-    hooks.set_reset_fn(native.address_of("vdnn_torch_empty_cache"))  # type: ignore[attr-defined]
+    hooks: Any = plain._allocator
+    hooks.set_record_stream_fn(native.address_of("vdnn_torch_record_stream"))
+    hooks.set_reset_fn(native.address_of("vdnn_torch_empty_cache"))
     torch.cuda.memory.change_current_allocator(plain)
 
 

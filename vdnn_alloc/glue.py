@@ -83,21 +83,17 @@ def cache_directory() -> Path:
 
 
 def _find_sources(source: str) -> list[Path]:
-    """The glue's source, then its headers: installed with the package, or in the repository."""
-    package = Path(__file__).parent
+    """The glue's source, then all headers it may need: in the repository, or installed."""
     import vdnn_alloc
 
-    installed = [Path(folder) / "glue_src" for folder in vdnn_alloc.__path__]
-    allocator = package.parent / "allocator"
-    places = [*installed, allocator / "torch_glue", allocator]
-    return [_first_existing(places, name) for name in (source, *_HEADERS)]
-
-
-def _first_existing(places: list[Path], name: str) -> Path:
-    for place in places:
-        if (place / name).exists():
-            return place / name
-    raise InstallError(f"{name}, a source of the torch glue, is not in {places[0]}; reinstall")
+    allocator = Path(__file__).parent.parent / "allocator"
+    checkout = [allocator / "torch_glue", allocator]
+    installed = [[Path(folder) / "glue_src"] for folder in vdnn_alloc.__path__]
+    for folders in (checkout, *installed):
+        if (folders[0] / source).exists():
+            headers = [*folders[0].glob("*.hpp"), folders[-1] / "vdnn_alloc.h"]
+            return [folders[0] / source, *sorted(headers)]
+    raise InstallError(f"{source}, a source of the torch glue, is not in {installed[0][0]}")
 
 
 def _compiler() -> list[str]:

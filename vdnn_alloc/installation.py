@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vdnn_alloc import __version__, native
+from vdnn_alloc import __version__
 from vdnn_alloc.border import Border, choose_border
 from vdnn_alloc.budgets import Budgets, Room, decide
 from vdnn_alloc.config import Config, configure, describe
@@ -21,6 +21,7 @@ from vdnn_alloc.controller import Controller
 from vdnn_alloc.errors import InstallError
 from vdnn_alloc.exit_report import exit_sentence, say, start_sentence
 from vdnn_alloc.host_memory import available_bytes
+from vdnn_alloc.native import BACKENDS, Glue, Native, NativeConfig, find_library
 from vdnn_alloc.policies import POLICIES
 from vdnn_alloc.reports import json_file
 from vdnn_alloc.snapshot import Stats, read_stats
@@ -37,8 +38,8 @@ class Installation:
 
     config: Config
     border: Border
-    native: native.Native
-    glue: native.Glue
+    native: Native
+    glue: Glue
     controller: Controller
     process: int
 
@@ -123,7 +124,7 @@ def dump(path: str | Path) -> None:
 def _install(config: Config) -> None:
     global _installation
     border = choose_border(config.backend)
-    core = native.Native(native.find_library())
+    core = Native(find_library())
     glue = border.load_glue(core)
     budgets = decide(config.budget, config.host_budget, _room(config, border, core))
     plan = POLICIES[config.policy].choose()
@@ -136,7 +137,7 @@ def _install(config: Config) -> None:
     say(start_sentence(border.backend, config.policy, budgets.device, budgets.host))
 
 
-def _room(config: Config, border: Border, core: native.Native) -> Room:
+def _room(config: Config, border: Border, core: Native) -> Room:
     return Room(
         device_free=border.free_bytes(),
         host_left=available_bytes(),
@@ -145,9 +146,9 @@ def _room(config: Config, border: Border, core: native.Native) -> Room:
     )
 
 
-def _native_config(config: Config, border: Border, budgets: Budgets) -> native.NativeConfig:
-    return native.NativeConfig(
-        backend=native.BACKENDS[border.backend],
+def _native_config(config: Config, border: Border, budgets: Budgets) -> NativeConfig:
+    return NativeConfig(
+        backend=BACKENDS[border.backend],
         policy=POLICIES[config.policy].choose().native_policy,
         check=config.check,
         budget_bytes=budgets.device,

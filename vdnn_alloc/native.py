@@ -187,7 +187,7 @@ class Native:
 
     def address_of(self, function: str) -> int:
         """Where a function of the core is, for torch's setters of plain C callbacks."""
-        return ctypes.cast(getattr(self._library, function), _pointer).value or 0
+        return int(ctypes.cast(getattr(self._library, function), _pointer).value or 0)
 
 
 class Glue:
@@ -235,7 +235,9 @@ class Glue:
         """In a forked child: records that die there must not reach the parent's core."""
         self.release = _ignore_release
 
-    def restore(self, generation: int, save_index: int, aliases: ctypes.Array[_pointer]) -> int:
+    def restore(
+        self, generation: int, save_index: int, aliases: ctypes.Array[ctypes.c_void_p]
+    ) -> int:
         """Makes the data whole under all aliases; returns its generation from now on.
 
         Returns 0 if there is no such block any more: someone who held the storage too has resized
@@ -251,7 +253,7 @@ class Glue:
         return int(restored.generation)
 
 
-def pointer_array(addresses: Sequence[int]) -> ctypes.Array[_pointer]:
+def pointer_array(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (_pointer * len(addresses))(*addresses)
 
 

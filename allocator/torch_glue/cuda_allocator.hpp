@@ -78,6 +78,14 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   std::string name() override { return "vdnn_alloc"; }
 
+  // A second life: torch will free this address, which it did not ask for. The plain class only
+  // knows what came through its own malloc (its record's constructor is not exported), so it is
+  // let ask, and given the life that is there already.
+  void expect_free(void* address, std::size_t bytes, int device, cudaStream_t stream) {
+    life_to_give_ = address;
+    malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
+  }
+
   // --- statistics ---------------------------------------------------------------------------
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
@@ -237,7 +245,8 @@ class CudaAllocator final : public CUDAPluggableAllocator {
  private:
   void* take(std::size_t bytes, int device, cudaStream_t stream) {
     try {
-      void* address = vdnn_torch_malloc(bytes, device, stream);
+      void* life = std::exchange(life_to_give_, nullptr);
+      void* address = life != nullptr ? life : vdnn_torch_malloc(bytes, device, stream);
       if (address != nullptr) counts(device).born(bytes);
       return address;
     } catch (const c10::OutOfMemoryError&) {
@@ -297,6 +306,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     return counts_.at(static_cast<std::size_t>(device));
   }
 
+  static inline thread_local void* life_to_give_ = nullptr;
   std::deque<DeviceCounts> counts_;  // by device; its elements cannot be moved
   std::mutex observers_mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;

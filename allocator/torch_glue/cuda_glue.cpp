@@ -18,7 +18,11 @@ std::shared_ptr<CudaAllocator>* installed = nullptr;
 
 CudaAllocator& cuda_allocator() { return **installed; }
 
-Border border() { return {&cuda_allocator(), cuda_allocator().raw_deleter()}; }
+void expect_free(void* address, std::size_t bytes, int device, void* stream) {
+  cuda_allocator().expect_free(address, bytes, device, static_cast<cudaStream_t>(stream));
+}
+
+Border border() { return {&cuda_allocator(), cuda_allocator().raw_deleter(), &expect_free}; }
 
 int device_of(const void* alias) { return tensor_at(alias).device().index(); }
 
@@ -68,8 +72,6 @@ std::uint64_t vdnn_glue_save(const void* alias, std::uint32_t layer, std::uint32
 vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index,
                               void* const* aliases, std::size_t count, vdnn_restored* out) {
   const int device = device_of(aliases[0]);
-  // A second life is an allocation, and torch allocates on the current device.
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   return restore(border(), device, generation, current_stream(device), save_index, {aliases, count},
                  out);
 }

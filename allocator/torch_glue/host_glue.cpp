@@ -51,7 +51,7 @@ HostAllocator& host_allocator() {
   return *allocator;
 }
 
-Border border() { return {&host_allocator(), &free_block}; }
+Border border() { return {&host_allocator(), &free_block, nullptr}; }
 
 }  // namespace
 

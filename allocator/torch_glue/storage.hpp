@@ -29,6 +29,8 @@ namespace vdnn::glue {
 struct Border {
   c10::Allocator* allocator;
   c10::DeleterFnPtr deleter;  // of every DataPtr that the allocator hands out
+  // Told of an address that torch will free and did not allocate: a second life. May be null.
+  void (*expect_free)(void* address, std::size_t bytes, int device, void* stream);
 };
 
 [[noreturn]] inline void throw_torch_error(vdnn_status status, const char* text) {
@@ -71,8 +73,11 @@ inline c10::StorageImpl* movable_storage(const c10::TensorImpl& tensor, c10::Del
 // handed to us. The aliases keep their sizes and their version counters; the old storage goes last,
 // and its address with it.
 inline void move_aliases(const Border& border, std::span<void* const> aliases,
-                         const vdnn_restored& restored, int device) {
+                         const vdnn_restored& restored, int device, void* stream) {
   void* address = reinterpret_cast<void*>(restored.address);
+  if (border.expect_free != nullptr) {
+    border.expect_free(address, static_cast<std::size_t>(restored.size), device, stream);
+  }
   const c10::Storage old = tensor_at(aliases.front()).unsafe_storage();
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(restored.size),
                        c10::DataPtr(address, address, border.deleter, old.device()),
@@ -94,7 +99,7 @@ inline vdnn_status restore(const Border& border, int device, std::uint64_t gener
   const vdnn_status status = vdnn_restore(device, generation, stream, save_index, out);
   if (status != VDNN_OK || out->moved == 0) return status;
   try {
-    move_aliases(border, aliases, *out, device);
+    move_aliases(border, aliases, *out, device, stream);
   } catch (const std::exception&) {
     return VDNN_OUT_OF_MEMORY;
   }

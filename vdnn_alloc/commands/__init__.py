@@ -1,1 +1,1 @@
-"""The command line; one verb a file, each with HELP and run()."""
+"""The command line; one verb a file. run() is the verb, and its docstring the help text."""

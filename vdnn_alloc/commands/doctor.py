@@ -11,11 +11,9 @@ from vdnn_alloc.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELP = "say what this machine can do, and what is missing"
-
 
 def run() -> int:
-    """Prints one line a check; 1 if vdnn_alloc cannot run here."""
+    """say what this machine can do, and what is missing"""
     checks: dict[str, Callable[[], str]] = {
         "torch": _torch,
         "core": _core,

@@ -1,0 +1,149 @@
+"""One training of bench/vgg_budget.py, in a process of its own; prints one JSON object.
+
+For equality everything is deterministic and the bits of every step are kept; for timing nothing is
+but the seed. The images are random and stay on the device: loading is not what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.device_memory import PeakUse, used_bytes
+
+SEED = 20160618
+SIDE = 224
+CLASSES = 1000
+COUNTERS = (
+    *("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns", "mapping_misses"),
+    *("driver_create", "driver_map", "driver_unmap", "driver_set_access", "driver_pin"),
+    *("workspace_refusals", "created_bytes_max", "live_bytes_max", "host_bytes_max"),
+)
+
+
+def build(network: str) -> nn.Module:
+    """A torchvision network. VGG's adaptive pooling does nothing at 224 x 224, and its backward
+    refuses deterministic mode, so Identity stands in for it, exactly."""
+    model: nn.Module = getattr(torchvision.models, network)()
+    if network.startswith("vgg"):
+        model.avgpool = nn.Identity()
+    return model.cuda()
+
+
+def be_deterministic() -> None:
+    """What stock PyTorch needs to repeat itself to the bit."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def precision_scope(precision: str) -> AbstractContextManager[object]:
+    """fp32 has TF32 off; bf16 is autocast."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch.autocast("cuda", torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def digest(model: nn.Module, *, gradients: bool) -> str:
+    """One hash over all parameters, or all gradients."""
+    hashed = hashlib.sha256()
+    for parameter in model.parameters():
+        tensor = parameter.grad if gradients else parameter
+        assert tensor is not None
+        hashed.update(tensor.detach().cpu().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+class Training:
+    """The loop that everybody writes, and what to read after each step."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(SEED)
+        self.args = args
+        self.model = build(args.network)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.images = torch.randn(args.batch, 3, SIDE, SIDE, device="cuda")
+        self.labels = torch.randint(CLASSES, (args.batch,), device="cuda")
+        self.rows: list[dict[str, object]] = []
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        with precision_scope(self.args.precision):
+            loss = functional.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def timed_step(self) -> None:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        loss = self.step()
+        torch.cuda.synchronize()
+        row: dict[str, object] = {"ms": (time.perf_counter() - begin) * 1e3, "loss": loss.item()}
+        if self.args.equality:
+            row["gradients"] = digest(self.model, gradients=True)
+        if self.args.budget:
+            row.update(counters())
+        self.rows.append(row)
+
+
+def counters() -> dict[str, int]:
+    """Of vdnn_alloc, since its start."""
+    import vdnn_alloc
+
+    stats = vdnn_alloc.stats()
+    return {name: getattr(stats, name) for name in COUNTERS}
+
+
+def main() -> None:
+    """Trains and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--equality", action="store_true")
+    parser.add_argument("--budget", help="none given: stock PyTorch")
+    parser.add_argument("--policy", default="dyn")
+    args = parser.parse_args()
+    if args.budget:
+        import vdnn_alloc
+
+        vdnn_alloc.install(args.budget, policy=args.policy, backend="cuda")
+    if args.equality:
+        be_deterministic()
+    print(json.dumps(run(args)))
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """All steps, and what the driver saw in use meanwhile."""
+    torch.cuda.synchronize()
+    # Sampling takes locks of the driver, so a timed run is looked at rarely; frames stay anyhow.
+    with PeakUse(interval_s=0.002 if args.equality else 0.1) as use:
+        training = Training(args)
+        for _ in range(args.steps):
+            training.timed_step()
+    return {
+        "rows": training.rows,
+        "parameters": digest(training.model, gradients=False),
+        "used_max": use.peak_bytes,
+        "outside_allocator": used_bytes() - torch.cuda.memory_reserved(),
+        "allocated_max": torch.cuda.max_memory_allocated(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
+
+
+if __name__ == "__main__":
+    main()
