@@ -29,9 +29,10 @@ bool MappingCache::is_reusable(const Mapping& mapping, std::size_t count, Stream
   });
 }
 
-Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream) {
+Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream,
+                            bool take_kept) {
   if (id == 0 || id >= by_id_.size() || by_id_[id] == nullptr) return nullptr;
-  return is_reusable(*by_id_[id], count, stream, false) ? by_id_[id] : nullptr;
+  return is_reusable(*by_id_[id], count, stream, take_kept) ? by_id_[id] : nullptr;
 }
 
 Mapping* MappingCache::find_oldest(std::size_t count, StreamIndex stream, bool take_kept) {

@@ -38,7 +38,7 @@ class MappingCache {
   MappingCache(Driver& driver, StreamClock& clock, FramePool& pool);
 
   // The mapping with this id if it is reusable for `count` frames, else null.
-  [[nodiscard]] Mapping* find(MappingId id, std::size_t count, StreamIndex stream);
+  [[nodiscard]] Mapping* find(MappingId id, std::size_t count, StreamIndex stream, bool take_kept);
   // Rule (b), or null.
   [[nodiscard]] Mapping* find_oldest(std::size_t count, StreamIndex stream, bool take_kept);
 

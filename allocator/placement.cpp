@@ -25,7 +25,7 @@ Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
   Mapping* mapping = nullptr;
   if (request.ordinal != kNoOrdinal) {
     mapping = state_.cache.find(state_.book.mapping_of(request.asker, request.ordinal),
-                                request.frames, request.stream);
+                                request.frames, request.stream, take_kept);
   }
   if (mapping == nullptr) {
     mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);

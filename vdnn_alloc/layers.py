@@ -34,14 +34,19 @@ class ThreadState(threading.local):
 
 
 class Layers:
-    """Numbers and names of modules. Holds no module alive."""
+    """Numbers and names of modules. Holds no module alive.
+
+    A number whose module has died goes to the next module of the same name: a program that builds
+    the same model again finds what was learned of it, and builds it a thousand times in the same
+    memory.
+    """
 
     def __init__(self, name_layer: Callable[[int, str], None]) -> None:
         self._name_layer = name_layer
         self._known: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}
+        self._numbers: dict[str, list[tuple[weakref.ref[torch.nn.Module], int]]] = {}
         self.kinds: list[LayerKind] = [LayerKind.OUTSIDE]
         """Of each layer, by number."""
-        name_layer(OUTSIDE_LAYER, "outside")
 
     def number(self, module: torch.nn.Module) -> int:
         """The layer's number; a module met for the first time brings in its whole tree."""
@@ -59,8 +64,22 @@ class Layers:
                 self._add(module, f"{family}.{name}" if name else family)
 
     def _add(self, module: torch.nn.Module, name: str) -> None:
-        number = len(self.kinds)
-        is_convolution = isinstance(module, _CONVOLUTIONS)
-        self.kinds.append(LayerKind.CONVOLUTION if is_convolution else LayerKind.OTHER)
-        self._known[id(module)] = (weakref.ref(module), number)
-        self._name_layer(number, name)
+        kind = LayerKind.CONVOLUTION if isinstance(module, _CONVOLUTIONS) else LayerKind.OTHER
+        holders = self._numbers.setdefault(name, [])
+        number = self._take_number(holders, kind)
+        if number is None:
+            number = len(self.kinds)
+            self.kinds.append(kind)
+            self._name_layer(number, name)
+        entry = (weakref.ref(module), number)
+        holders.append(entry)
+        self._known[id(module)] = entry
+
+    def _take_number(
+        self, holders: list[tuple[weakref.ref[torch.nn.Module], int]], kind: LayerKind
+    ) -> int | None:
+        """That of a dead holder of the same name and kind, if there is one."""
+        for index, (module, number) in enumerate(holders):
+            if module() is None and self.kinds[number] is kind:
+                return holders.pop(index)[1]
+        return None

@@ -237,6 +237,7 @@ inline void Program::op(std::span<const StorageId> reads, std::span<const Storag
   std::vector<Pattern> expected, produced;
   for (const StorageId id : reads) {
     Memory& memory = memories_.at(id);
+    VDNN_ASSERT(memory.program_holds > 0, "an operator reads what the program does not hold");
     touch(memory, false);
     if (memory.word != 0) {
       expected.push_back({memory.storage->address, memory.bytes, memory.word});
@@ -260,6 +261,7 @@ inline void Program::op(std::span<const StorageId> reads, std::span<const Storag
 inline void Program::save(std::uint32_t index, StorageId id) {
   Memory& memory = memories_.at(id);
   memory.used_on.insert(stream());
+  ++memory.storage->holders;  // the alias exists before the core hears of it
   const std::uint64_t generation =
       device_.save(reinterpret_cast<void*>(memory.storage->address),
                    {.storage = memory.storage.get(),
@@ -268,7 +270,6 @@ inline void Program::save(std::uint32_t index, StorageId id) {
                     .save_index = index,
                     .is_eager = true});
   saved_[index] = {id, generation != 0};
-  ++memory.storage->holders;
   if (generation == 0) return;
   memory.generation = generation;
   ++memory.saves;
