@@ -63,7 +63,7 @@ setup: $(STATE)/installed
 # --- the steps of `make test`, in order -------------------------------------------------------
 
 CXX_FILES = $(wildcard allocator/*.[ch]pp allocator/*.h allocator/torch_glue/*.[ch]pp \
-    allocator/torch_glue/*.h tests/native/*.[ch]pp tests/native/helpers/*.[ch]pp)
+    allocator/torch_glue/*.h tests/*/*.[ch]pp)
 
 lint: setup
 	ruff check .

@@ -47,6 +47,7 @@ struct Block {
   std::size_t bytes = 0;           // as asked for
   BlockState state = BlockState::kResident;
   bool is_in_heap = false;
+  std::uint64_t pool = 0;          // of the CUDA graph that it belongs to; 0: none
 
   Mapping* mapping = nullptr;      // null in the heap
   std::size_t frames = 0;          // it owns this prefix of the mapping while it owns frames

@@ -108,7 +108,7 @@ std::string BlockTable::broken(const FramePool& pool) const {
     const std::string name = "block " + std::to_string(block->generation) + " (" +
                              state_name(block->state) + "): ";
     if (block->address != address) return name + "found under another address";
-    if (block->is_in_heap && block->state != BlockState::kResident) return name + "in the heap";
+    if (block->mapping == nullptr && block->state != BlockState::kResident) return name + "without frames of its own";
     if (block->owns_frames()) frames += block->frames;
     if ((block->state == BlockState::kOffloaded || block->state == BlockState::kOffloading) !=
         (block->host != nullptr)) {

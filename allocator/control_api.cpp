@@ -51,6 +51,8 @@ vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage,
 }
 
 vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stream) {
+  // A layer that ends by an error is left by way of "outside every layer".
+  vdnn::settle_refusal(phase != VDNN_OUTSIDE);
   vdnn::current_layer() = {.layer = layer, .phase = phase};
   return vdnn::at_border([&] { vdnn::device(device).boundary(stream); });
 }
@@ -70,6 +72,12 @@ void vdnn_end_of_step(void) {
 
 vdnn_status vdnn_read_stats(int device, vdnn_stats* out) {
   return vdnn::at_border([&] { *out = vdnn::device(device).read_stats(); });
+}
+
+uint64_t vdnn_obtainable_bytes(int device) {
+  uint64_t bytes = 0;
+  (void)vdnn::at_border([&] { bytes = vdnn::device(device).obtainable_bytes(); });
+  return bytes;
 }
 
 size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity) {

@@ -2,6 +2,8 @@
 // saved_blocks.cpp. See device.hpp.
 #include "device.hpp"
 
+#include <utility>
+
 #include "check.hpp"
 
 namespace vdnn {
@@ -11,6 +13,12 @@ namespace {
 constexpr std::size_t kSlabFrames = 8;
 // A block whose rounding to frames wastes more than 1/16 of them goes to the heap if it stays.
 constexpr std::size_t kTolerableWaste = 16;
+
+struct Refusal {
+  Device* device = nullptr;
+  std::uint32_t layer = 0;
+};
+thread_local Refusal refusal_of_this_thread;
 
 }  // namespace
 
@@ -35,32 +43,63 @@ StreamIndex Device::arrive(Stream stream) {
 }
 
 void* Device::allocate(std::size_t bytes, Stream stream) {
+  settle_refusal(true);
   state_.driver->enter_thread();
   Waits waits;
   Addr address = 0;
   {
     Lock lock(state_.mutex);
     const StreamIndex index = arrive(stream);
-    if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
-    // Ordinals number only what can live in frames: the tiny ones come and go.
-    const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
-    const bool is_counted = !is_tiny && state_.book.number() > 0;
-    const std::uint32_t ordinal =
-        is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
-    const bool in_heap = is_tiny || belongs_in_heap(bytes, ordinal);
-    Block& block = in_heap ? allocate_in_heap(bytes, index, waits, lock)
-                           : allocate_frames(bytes, ordinal, index, waits, lock);
+    if (may_move()) prefetch_.pump(lock);
+    Block& block = place(bytes, index, waits, lock);
     register_birth(block, bytes, index);
     address = block.address;
     finish_call();
   }
-  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
-  if (stalled_ns > 0) {
-    const Lock lock(state_.mutex);
-    state_.stats.stall_ns += stalled_ns;
-    state_.stats.layer(current_layer().layer).waited_ns += stalled_ns;
+  try {
+    issue(waits, current_layer().layer);
+  } catch (...) {
+    free(reinterpret_cast<void*>(address), stream);
+    throw;
   }
   return reinterpret_cast<void*>(address);
+}
+
+Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock) {
+  // Ordinals number only what can live in frames: the tiny ones come and go.
+  const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
+  const bool is_counted = !is_tiny && state_.book.number() > 0;
+  const std::uint32_t ordinal =
+      is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
+  try {
+    return is_tiny || belongs_in_heap(bytes, ordinal)
+               ? allocate_in_heap(bytes, stream, waits, lock)
+               : allocate_frames(bytes, ordinal, stream, waits, lock);
+  } catch (const OutOfMemory&) {
+    refusal_of_this_thread = {this, current_layer().layer};
+    throw;
+  }
+}
+
+void settle_refusal(bool layer_went_on) {
+  const Refusal refusal = std::exchange(refusal_of_this_thread, Refusal{});
+  if (refusal.device != nullptr && layer_went_on) {
+    refusal.device->count_refused_workspace(refusal.layer);
+  }
+}
+
+void Device::count_refused_workspace(std::uint32_t layer) {
+  const Lock lock(state_.mutex);
+  ++state_.stats.workspace_refusals;
+  ++state_.stats.layer(layer).workspace_refusals;
+}
+
+void Device::issue(Waits& waits, std::uint32_t layer) {
+  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
+  if (stalled_ns == 0) return;
+  const Lock lock(state_.mutex);
+  state_.stats.stall_ns += stalled_ns;
+  state_.stats.layer(layer).waited_ns += stalled_ns;
 }
 
 bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const {
@@ -135,18 +174,24 @@ void Device::free(void* address, Stream stream) {
   arrive(stream);
   Block* block = state_.table.at(reinterpret_cast<Addr>(address));
   VDNN_ASSERT(block != nullptr, "an address is freed that was never handed out");
+  if (state_.captures > 0 && block->is_in_heap && !block->other_streams.empty()) {
+    frees_after_capture_.emplace_back(address, stream);  // needs waits between streams
+    return;
+  }
   ++state_.stats.frees;
   state_.trace.add(TraceKind::kFree, block->generation, block->bytes, block->layer);
   if (block->state != BlockState::kMoved) {
     state_.stats.live_bytes.subtract(block->bytes);
     state_.stats.layer(block->layer).owned_bytes -= block->bytes;
   }
-  if (block->is_in_heap) {
+  if (block->pool != 0) {
+    free_graph_block(*block);
+  } else if (block->is_in_heap) {
     free_heap_block(*block);
   } else {
     free_frames_of(*block);
   }
-  if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
+  if (may_move()) prefetch_.pump(lock);
   finish_call();
 }
 
@@ -188,14 +233,8 @@ void Device::record_stream(void* address, Stream stream) {
 }
 
 void Device::release_unused() {
-  std::vector<SharedEvent> events;
-  {
-    const Lock lock(state_.mutex);
-    for (StreamIndex i = 0; i < state_.clock.count(); ++i) {
-      events.push_back(state_.clock.event_for(state_.clock.record(i)));
-    }
-  }
-  for (const SharedEvent& event : events) state_.driver->synchronize(event.get());
+  if (state_.captures > 0) return;  // torch asks before it begins one
+  wait_for_all_streams();
   const Lock lock(state_.mutex);
   state_.cache.retire_idle();
   state_.pool.release_free();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include "graph_pool.hpp"
 #include "prefetch.hpp"
 
 namespace vdnn {
@@ -19,8 +20,18 @@ class Device {
   [[nodiscard]] void* allocate(std::size_t bytes, Stream stream);
   void free(void* address, Stream stream);
   void record_stream(void* address, Stream stream);
+  void count_refused_workspace(std::uint32_t layer);
   // Waits for the device and returns every frame that nobody owns.
   void release_unused();
+
+  // --- graph captures (graph_capture.cpp) ----------------------------------------------------
+  // From begin (which waits for the device) to end nothing moves. Captures may nest. What is
+  // allocated for a graph belongs to its pool, which is kept until it was released as often as
+  // captures began with it, and its last block is gone.
+  void begin_capture(PoolId pool);
+  void end_capture();
+  [[nodiscard]] void* allocate_for_graph(std::size_t bytes, Stream stream, PoolId pool);
+  void release_pool(PoolId pool);
 
   // --- the controller --------------------------------------------------------------------------
   struct Save {
@@ -43,6 +54,8 @@ class Device {
   // --- reading -----------------------------------------------------------------------------------
   [[nodiscard]] vdnn_stats read_stats();
   [[nodiscard]] std::vector<vdnn_layer_stats> read_layer_stats();
+  // What a request could get now, by eviction if need be.
+  [[nodiscard]] std::uint64_t obtainable_bytes();
   [[nodiscard]] std::size_t read_trace(vdnn_trace_event* out, std::size_t capacity);
   void reset_peaks();
   [[nodiscard]] bool owns(const void* address);
@@ -62,6 +75,7 @@ class Device {
                                         Lock& lock);
   [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal,
                                        StreamIndex stream, Waits& waits, Lock& lock);
+  [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
   [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
   void free_heap_block(Block& block);
@@ -70,6 +84,15 @@ class Device {
   void pin(Block& block);
   void unpin_this_thread();
   void finish_call();
+  void wait_for_all_streams();
+  // Outside the lock; counts what the CPU waited.
+  void issue(Waits& waits, std::uint32_t layer);
+  void free_graph_block(Block& block);
+  void forget_pool_if_done(PoolId id);
+  // Copies may be started, and may be waited for.
+  [[nodiscard]] bool may_move() const {
+    return state_.config.policy != VDNN_POLICY_NONE && state_.captures == 0;
+  }
   [[nodiscard]] std::string broken() const;
   void read_memory(vdnn_stats& out);
   void read_counters(vdnn_stats& out) const;
@@ -80,7 +103,14 @@ class Device {
   Pressure pressure_;
   Placement placement_;
   Prefetch prefetch_;
+  std::unordered_map<PoolId, GraphPool> pools_;
+  std::vector<std::pair<void*, Stream>> frees_after_capture_;
 };
+
+// A request of this thread was refused. If its layer goes on, somebody caught the error: cuDNN then
+// takes a smaller engine, whose bits differ, so it is counted as a refused workspace. If the layer
+// ended by the error it is the user's, and forgotten.
+void settle_refusal(bool layer_went_on);
 
 // What this thread runs now; blocks born here belong to it.
 struct CurrentLayer {

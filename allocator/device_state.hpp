@@ -39,6 +39,7 @@ struct DeviceState {
   EpisodeBook book;
   Stats stats;
   Trace trace;
+  std::size_t captures = 0;  // graph captures under way
 
   [[nodiscard]] std::size_t frames_for(std::size_t bytes) const {
     return (bytes + driver->frame_bytes() - 1) / driver->frame_bytes();

@@ -76,6 +76,11 @@ std::size_t Device::read_trace(vdnn_trace_event* out, std::size_t capacity) {
   return state_.trace.read(out, capacity);
 }
 
+std::uint64_t Device::obtainable_bytes() {
+  const Lock lock(state_.mutex);
+  return pressure_.obtainable_frames() * state_.driver->frame_bytes();
+}
+
 void Device::reset_peaks() {
   const Lock lock(state_.mutex);
   Stats& s = state_.stats;

@@ -54,7 +54,7 @@ StreamIndex StreamClock::add_own(Stream stream) {
 void StreamClock::arrive(StreamIndex index) {
   Lane& lane = lanes_[index];
   lane.last_call = ++calls_;
-  if (several_ && lane.has_unrecorded) record(index);
+  if (several_ && lane.has_unrecorded && !is_paused_) record(index);
 }
 
 Point StreamClock::now(StreamIndex index) {
@@ -77,26 +77,34 @@ Point StreamClock::record(StreamIndex index) {
 
 bool StreamClock::is_available(const Fence& fence, StreamIndex waiter) const {
   return std::all_of(fence.points().begin(), fence.points().end(), [&](const Point& p) {
-    return p.stream == waiter || is_recorded(p);
+    return is_settled(p) || p.stream == waiter || (waiter != kSettledOnly && is_recorded(p));
   });
 }
 
 void StreamClock::collect(const Fence& fence, StreamIndex waiter, Waits& waits) const {
   for (const Point& point : fence.points()) {
-    if (point.stream != waiter) waits.add(lanes_[waiter].stream, event_for(point));
+    if (point.stream == waiter || is_settled(point)) continue;
+    waits.add(lanes_[waiter].stream, event_for(point));
   }
 }
 
 void StreamClock::wait(StreamIndex waiter, const Fence& fence) {
   for (const Point& point : fence.points()) {
-    if (point.stream != waiter) driver_.wait(lanes_[waiter].stream, event_for(point).get());
+    if (point.stream == waiter || is_settled(point)) continue;
+    driver_.wait(lanes_[waiter].stream, event_for(point).get());
   }
 }
 
 bool StreamClock::is_complete(const Fence& fence) const {
   return std::all_of(fence.points().begin(), fence.points().end(), [&](const Point& p) {
-    return is_recorded(p) && driver_.query(event_for(p).get());
+    return is_settled(p) || (is_recorded(p) && driver_.query(event_for(p).get()));
   });
+}
+
+void StreamClock::settle() {
+  for (Lane& lane : lanes_) {
+    if (!lane.marks.empty()) lane.settled_tick = lane.marks.back().tick;
+  }
 }
 
 SharedEvent StreamClock::event_for(Point point) const {

@@ -18,6 +18,9 @@ namespace vdnn {
 
 using StreamIndex = std::uint32_t;
 
+// Stands for a stream that can wait for nothing: inside a graph capture.
+inline constexpr StreamIndex kSettledOnly = 0xffffffffu;
+
 struct Point {
   StreamIndex stream = 0;
   std::uint64_t tick = 0;
@@ -91,6 +94,11 @@ class StreamClock {
   // One event for all of the stream's work so far, for a CPU wait outside the lock.
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
+  // The CPU has seen everything complete that was recorded so far.
+  void settle();
+  // While a graph is captured no event may be recorded.
+  void pause_recording(bool is_paused) { is_paused_ = is_paused; }
+
   // From now on the mover's streams may take what is released.
   void expect_other_streams() { several_ = true; }
 
@@ -103,6 +111,7 @@ class StreamClock {
     Stream stream;
     std::uint64_t next_tick = 1;
     std::uint64_t last_call = 0;
+    std::uint64_t settled_tick = 0;  // the CPU has seen complete all up to here
     bool has_unrecorded = false;
     std::deque<Mark> marks;
   };
@@ -110,6 +119,7 @@ class StreamClock {
   static constexpr std::size_t kMarksKept = 512;
 
   [[nodiscard]] SharedEvent take_event();
+  [[nodiscard]] bool is_settled(Point p) const { return p.tick <= lanes_[p.stream].settled_tick; }
 
   Driver& driver_;
   std::vector<Lane> lanes_;
@@ -118,6 +128,7 @@ class StreamClock {
   std::uint64_t calls_ = 0;
   std::size_t own_lanes_ = 0;
   bool several_ = false;
+  bool is_paused_ = false;
 };
 
 }  // namespace vdnn

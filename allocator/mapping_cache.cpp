@@ -30,9 +30,12 @@ bool MappingCache::is_reusable(const Mapping& mapping, std::size_t count, Stream
 }
 
 Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream,
-                            bool take_kept) {
+                            std::uint32_t ordinal, bool take_kept) {
   if (id == 0 || id >= by_id_.size() || by_id_[id] == nullptr) return nullptr;
-  return is_reusable(*by_id_[id], count, stream, take_kept) ? by_id_[id] : nullptr;
+  Mapping* mapping = by_id_[id];
+  const bool is_kept = mapping->kept_frames > 0 && mapping->kept_for != ordinal;
+  if (is_kept && !take_kept) return nullptr;
+  return is_reusable(*mapping, count, stream, take_kept) ? mapping : nullptr;
 }
 
 Mapping* MappingCache::find_oldest(std::size_t count, StreamIndex stream, bool take_kept) {
@@ -105,9 +108,11 @@ void MappingCache::retire(Mapping* mapping) {
   std::erase_if(mappings_, [mapping](const auto& m) { return m.get() == mapping; });
 }
 
-void MappingCache::keep(Mapping& mapping, std::size_t count, std::uint64_t episode) {
+void MappingCache::keep(Mapping& mapping, std::size_t count, std::uint32_t ordinal,
+                        std::uint64_t episode) {
   pool_.keep(mapping.prefix(count), mapping.id);
   mapping.kept_frames = count;
+  mapping.kept_for = ordinal;
   mapping.kept_in = episode;
 }
 

@@ -9,6 +9,7 @@
 namespace vdnn {
 
 void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock) {
+  if (state_.captures > 0) fail(bytes, "");  // nothing may move or be waited for
   std::string host_refusal;
   for (;;) {
     const std::size_t usable = state_.pool.usable_count(stream, true);

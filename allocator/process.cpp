@@ -137,6 +137,24 @@ void start(const vdnn_config& config) {
   p.is_started = true;
 }
 
+void ensure_started(int ordinal) {
+  Process& p = process();
+  if (p.is_started.load(std::memory_order_acquire)) return;
+  static std::mutex* const starting = new std::mutex;
+  const std::lock_guard guard(*starting);
+  if (p.is_started) return;
+  const std::uint64_t free_bytes = make_cuda_driver(ordinal)->device_memory().free_bytes;
+  start({.abi_version = VDNN_ABI_VERSION,
+         .backend = VDNN_BACKEND_CUDA,
+         .policy = VDNN_POLICY_NONE,
+         .check = 1,
+         .budget_bytes = free_bytes / 100 * 95,
+         .host_budget_bytes = 0,
+         .frame_bytes = 0,
+         .seed = 0,
+         .host_bytes_per_second = 0});
+}
+
 bool is_started() noexcept { return process().is_started; }
 
 std::uint64_t minimum_budget(std::uint32_t backend, std::uint64_t frame_bytes) {

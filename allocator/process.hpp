@@ -12,6 +12,9 @@ namespace vdnn {
 // Throws InvalidArgument with the sentence if it cannot serve, or is started already.
 void start(const vdnn_config& config);
 [[nodiscard]] bool is_started() noexcept;
+// For torch's plain pluggable allocator, which calls us with nobody having started us: on a GPU,
+// within its free memory less 5 %, moving nothing.
+void ensure_started(int ordinal);
 // The smallest budget that start() accepts: a slab and two blocks.
 [[nodiscard]] std::uint64_t minimum_budget(std::uint32_t backend, std::uint64_t frame_bytes);
 // Throws InvalidArgument if the allocator is not started or there is no such device.

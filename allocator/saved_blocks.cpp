@@ -16,11 +16,13 @@ thread_local std::vector<Pin> pins_of_this_thread;
 }  // namespace
 
 std::uint64_t Device::save(const void* address, const Save& save) {
+  settle_refusal(true);
   Lock lock(state_.mutex);
   const StreamIndex stream = arrive(save.stream);
   unpin_this_thread();
   Block* block = state_.table.at(reinterpret_cast<Addr>(address));
-  if (block == nullptr || block->is_in_heap || block->state != BlockState::kResident) return 0;
+  if (state_.captures > 0 || block == nullptr || block->mapping == nullptr) return 0;
+  if (block->state != BlockState::kResident) return 0;
   // Two storages over one block: nobody can tell when it is cold.
   if (block->storage != nullptr && block->storage != save.storage) return 0;
   block->storage = save.storage;
@@ -41,7 +43,7 @@ std::uint64_t Device::save(const void* address, const Save& save) {
   block->is_eager = block->is_eager || (state_.config.policy == VDNN_POLICY_EAGER && save.is_eager);
   if (leaves_early && state_.config.policy != VDNN_POLICY_NONE) prefetch_.expect_cold(*block);
   const std::uint64_t generation = block->generation;
-  if (state_.config.policy != VDNN_POLICY_NONE) prefetch_.pump(lock);
+  if (may_move()) prefetch_.pump(lock);
   finish_call();
   return generation;
 }
@@ -73,15 +75,10 @@ vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint
            .reserved = 0};
     layer = block->layer;
     state_.trace.add(TraceKind::kRestore, block->generation, block->bytes, layer);
-    prefetch_.pump(lock);
+    if (may_move()) prefetch_.pump(lock);
     finish_call();
   }
-  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
-  if (stalled_ns > 0) {
-    const Lock lock(state_.mutex);
-    state_.stats.stall_ns += stalled_ns;
-    state_.stats.layer(layer).waited_ns += stalled_ns;
-  }
+  issue(waits, layer);
   return out;
 }
 
@@ -96,6 +93,10 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
     }
     if (block->state != BlockState::kOffloaded) return generation;
     if (block->second_life != nullptr) return block->second_life->generation;
+    if (state_.captures > 0) {
+      throw DriverError("a graph capture needs a tensor that is offloaded, and nothing can be "
+                        "brought back inside a capture; run the forward inside it too");
+    }
     const PlaceRequest request{.frames = block->frames,
                                .bytes = block->bytes,
                                .asker = Asker::kSecondLife,
@@ -142,7 +143,7 @@ void Device::boundary(Stream stream) {
   Lock lock(state_.mutex);
   arrive(stream);
   unpin_this_thread();
-  prefetch_.pump(lock);
+  if (may_move()) prefetch_.pump(lock);
   finish_call();
 }
 
@@ -151,6 +152,7 @@ void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
   const Lock lock(state_.mutex);
   state_.book.begin(finished, expected, ranks);
   state_.cache.stop_keeping_before(state_.book.number() - 1);
+  prefetch_.forget();
   state_.stats.first_miss_bytes = 0;
   ++state_.stats.episodes;
   state_.trace.add(TraceKind::kEpisode, finished, 0, 0);

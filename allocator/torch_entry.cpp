@@ -16,6 +16,14 @@ std::atomic<Thrower> error_thrower{nullptr};
   throw std::runtime_error(vdnn::kept_error());
 }
 
+template <typename Allocate>
+void* or_throw(Allocate allocate) {
+  void* address = nullptr;
+  const vdnn_status status = vdnn::at_border([&] { address = allocate(); });
+  if (status != VDNN_OK) throw_for_torch(status);
+  return address;
+}
+
 }  // namespace
 
 extern "C" {
@@ -28,11 +36,27 @@ void vdnn_set_use_count_reader(uint64_t (*reader)(const void*)) {
 
 void* vdnn_torch_malloc(size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
-  void* address = nullptr;
-  const vdnn_status status = vdnn::at_border(
-      [&] { address = vdnn::device(device).allocate(size, stream); });
-  if (status != VDNN_OK) throw_for_torch(status);
-  return address;
+  return or_throw([&] {
+    vdnn::ensure_started(device);
+    return vdnn::device(device).allocate(size, stream);
+  });
+}
+
+void* vdnn_graph_malloc(size_t size, int device, void* stream, uint64_t pool) {
+  if (size == 0) return nullptr;
+  return or_throw([&] { return vdnn::device(device).allocate_for_graph(size, stream, pool); });
+}
+
+vdnn_status vdnn_begin_capture(int device, uint64_t pool) {
+  return vdnn::at_border([&] { vdnn::device(device).begin_capture(pool); });
+}
+
+vdnn_status vdnn_end_capture(int device) {
+  return vdnn::at_border([&] { vdnn::device(device).end_capture(); });
+}
+
+vdnn_status vdnn_release_pool(int device, uint64_t pool) {
+  return vdnn::at_border([&] { vdnn::device(device).release_pool(pool); });
 }
 
 void vdnn_torch_free(void* address, size_t, int device, void* stream) {

@@ -67,6 +67,17 @@ void vdnn_torch_record_stream(void* address, void* stream);
 /* Waits for the device, then unmaps and returns all frames that nobody owns (empty_cache). */
 void vdnn_torch_empty_cache(void);
 
+/* --- CUDA graphs (what torch's graph-pool functions need) ---------------------------------- */
+
+/* A capture into `pool` (any number but 0) begins: waits for the device; until vdnn_end_capture
+ * nothing moves on it. The pool is held once more. */
+vdnn_status vdnn_begin_capture(int device, uint64_t pool);
+vdnn_status vdnn_end_capture(int device);
+/* As vdnn_torch_malloc, for a block that the graph bakes in. Freed as any other. */
+void* vdnn_graph_malloc(size_t size, int device, void* stream, uint64_t pool);
+/* The pool is held once less; its memory goes back when nobody holds it and its blocks are gone. */
+vdnn_status vdnn_release_pool(int device, uint64_t pool);
+
 /* --- what the glue registers --------------------------------------------------------------- */
 
 /* Must throw torch's typed error with `text`. */
@@ -107,7 +118,9 @@ vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t
 vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage, uint32_t references);
 
 /* This thread now runs `layer` in `phase`; blocks born from here on belong to it. Lets waiting
- * offloads and prefetches go ahead. Layer 0 is "outside every layer". */
+ * offloads and prefetches go ahead. Layer 0 is "outside every layer". A layer that ends by an
+ * exception is left by way of (0, VDNN_OUTSIDE): so a refused request that its layer survived can
+ * be told from one that the user sees. */
 vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stream);
 /* Gives a layer its name in reports. The text is copied. */
 void vdnn_name_layer(uint32_t layer, const char* name);
@@ -151,6 +164,8 @@ typedef struct {
 } vdnn_layer_stats;
 
 vdnn_status vdnn_read_stats(int device, vdnn_stats* out);
+/* What a request on the device could get now, by eviction if need be, in bytes. */
+uint64_t vdnn_obtainable_bytes(int device);
 /* Fills at most `capacity` rows in order of layer; returns how many there are. */
 size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity);
 const char* vdnn_layer_name(uint32_t layer);

@@ -22,8 +22,8 @@ CORE_ROOMS = """
     vdnn_alloc check text driver
     host_pages cuda_abi cuda_api cuda_driver host_stream host_memory host_driver
     trace stats fence frame_pool mapping_cache best_fit heap host_pool
-    block block_table episode device_state mover pressure placement prefetch
-    device device_stats saved_blocks process error_border
+    block block_table episode graph_pool device_state mover pressure placement prefetch
+    device device_stats graph_capture saved_blocks process error_border
     torch_entry control_api
 """.split()  # noqa: SIM905
 
@@ -43,8 +43,8 @@ FUNCTION_LINES = 50
 
 CORE = sorted(p for p in (ROOT / "allocator").glob("*") if p.suffix in {".hpp", ".cpp", ".h"})
 GLUE = sorted(p for p in (ROOT / "allocator/torch_glue").glob("*") if p.is_file())
-NATIVE_TESTS = sorted((ROOT / "tests/native").rglob("*.[ch]pp"))
-CXX = [*CORE, *(p for p in GLUE if p.suffix in {".hpp", ".cpp", ".h"}), *NATIVE_TESTS]
+CXX_TESTS = sorted((ROOT / "tests").rglob("*.[ch]pp"))
+CXX = [*CORE, *(p for p in GLUE if p.suffix in {".hpp", ".cpp", ".h"}), *CXX_TESTS]
 PACKAGE = sorted((ROOT / "vdnn_alloc").rglob("*.py"))
 PYTHON = [
     *PACKAGE,

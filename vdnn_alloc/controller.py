@@ -73,9 +73,11 @@ class Controller:
 
     def _leave_module(self, module: torch.nn.Module, args: object, output: object) -> None:
         """Also runs when the forward raised; a pre-hook of the user may have hidden its begin."""
-        del args, output
+        del args
         if torch.compiler.is_dynamo_compiling() or self._is_inert:
             return
+        if output is None:  # it raised (or returns nothing): see vdnn_boundary
+            self._move_to(OUTSIDE_LAYER, OUTSIDE)
         stack = self._thread.stack
         layer = self._layers.number(module)
         while layer in stack and stack.pop() != layer:

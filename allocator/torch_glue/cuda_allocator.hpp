@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -143,7 +144,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
   // The largest workspace that cuDNN may try when torch.backends.cudnn.benchmark is on. It is
   // served like any request, so what can be evicted for it counts as room.
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override {
-    *largest = std::max(*largest, getMemoryInfo(device).first);
+    *largest = std::max<std::size_t>(*largest, vdnn_obtainable_bytes(device));
   }
 
   double getMemoryFraction(c10::DeviceIndex device) override {
@@ -193,6 +194,34 @@ class CudaAllocator final : public CUDAPluggableAllocator {
                 "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK");
   }
 
+  // --- CUDA graphs --------------------------------------------------------------------------
+
+  // torch calls begin before the capture and end after it. `filter` says which streams capture.
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override {
+    TORCH_CHECK(vdnn_begin_capture(device, pool_number(pool)) == VDNN_OK, vdnn_last_error());
+    const std::lock_guard lock(captures_mutex_);
+    captures_.push_back({device, pool_number(pool), std::move(filter)});
+    is_capturing_ = true;
+  }
+
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    {
+      const std::lock_guard lock(captures_mutex_);
+      const auto it = std::find_if(captures_.begin(), captures_.end(), [&](const Capture& c) {
+        return c.device == device && c.pool == pool_number(pool);
+      });
+      if (it == captures_.end()) return;
+      captures_.erase(it);
+      is_capturing_ = !captures_.empty();
+    }
+    TORCH_CHECK(vdnn_end_capture(device) == VDNN_OK, vdnn_last_error());
+  }
+
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    TORCH_CHECK(vdnn_release_pool(device, pool_number(pool)) == VDNN_OK, vdnn_last_error());
+  }
+
   // --- what cannot be right -----------------------------------------------------------------
 
   caching::ShareableHandle shareIpcHandle(void*) override {
@@ -214,21 +243,17 @@ class CudaAllocator final : public CUDAPluggableAllocator {
                 "supported under vdnn_alloc");
   }
 
-  void beginAllocateToPool(c10::DeviceIndex, c10::MempoolId_t,
-                           std::function<bool(cudaStream_t)>) override {
-    refuse_graphs();
-  }
   bool checkPoolLiveAllocations(c10::DeviceIndex, c10::MempoolId_t,
                                 const std::unordered_set<void*>&) override {
-    refuse_graphs();
+    refuse_graph_trees();
   }
   std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex,
                                                               c10::MempoolId_t) override {
-    refuse_graphs();
+    refuse_graph_trees();
   }
   caching::CheckpointDelta setCheckpointPoolState(
       c10::DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
-    refuse_graphs();
+    refuse_graph_trees();
   }
 
   // --- between devices ----------------------------------------------------------------------
@@ -246,7 +271,12 @@ class CudaAllocator final : public CUDAPluggableAllocator {
   void* take(std::size_t bytes, int device, cudaStream_t stream) {
     try {
       void* life = std::exchange(life_to_give_, nullptr);
-      void* address = life != nullptr ? life : vdnn_torch_malloc(bytes, device, stream);
+      void* address = life;
+      if (address == nullptr) {
+        const std::uint64_t pool = is_capturing_ ? pool_for(device, stream) : 0;
+        address = pool != 0 ? vdnn_graph_malloc(bytes, device, stream, pool)
+                            : vdnn_torch_malloc(bytes, device, stream);
+      }
       if (address != nullptr) counts(device).born(bytes);
       return address;
     } catch (const c10::OutOfMemoryError&) {
@@ -289,10 +319,29 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     return segment;
   }
 
-  [[noreturn]] static void refuse_graphs() {
+  [[noreturn]] static void refuse_graph_trees() {
     TORCH_CHECK(false,
-                "CUDA graphs are not supported under vdnn_alloc: a captured address may not "
-                "move; use torch.compile without reduce-overhead");
+                "torch.compile's reduce-overhead mode rewinds the allocator between graphs, which "
+                "vdnn_alloc does not do; use mode=\"default\" or \"max-autotune-no-cudagraphs\"");
+  }
+
+  struct Capture {
+    int device;
+    std::uint64_t pool;
+    std::function<bool(cudaStream_t)> captures;
+  };
+
+  // torch's pair of numbers, of which one is always 0, as one that never is.
+  static std::uint64_t pool_number(c10::MempoolId_t pool) {
+    return pool.first != 0 ? pool.first * 2 + 1 : pool.second * 2 + 2;
+  }
+
+  std::uint64_t pool_for(int device, cudaStream_t stream) {
+    const std::lock_guard lock(captures_mutex_);
+    for (const Capture& capture : captures_) {
+      if (capture.device == device && capture.captures(stream)) return capture.pool;
+    }
+    return 0;
   }
 
   static vdnn_stats read(int device) {
@@ -308,6 +357,9 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   static inline thread_local void* life_to_give_ = nullptr;
   std::deque<DeviceCounts> counts_;  // by device; its elements cannot be moved
+  std::atomic<bool> is_capturing_{false};
+  std::mutex captures_mutex_;
+  std::vector<Capture> captures_;
   std::mutex observers_mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;
 };

@@ -187,9 +187,9 @@ class Recurrent(nn.Module):
 
 
 def vgg() -> tuple[nn.Module, torch.Size]:
-    layers = [nn.Conv2d(3, 8, 3, padding=1), *conv_block(8, 9), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(8, 16, 3, padding=1), *conv_block(16, 8), nn.MaxPool2d(2)]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 8 * 8, 10))
+    layers = [nn.Conv2d(3, 8, 3, padding=1), *conv_block(8, 14), nn.MaxPool2d(2)]
+    layers += [*conv_block(8, 6), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 8 * 8, 10))
     return model, torch.Size((2, 3, 32, 32))
 
 
@@ -272,9 +272,7 @@ def record(name: str) -> list[str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     late = name in ZERO_GRAD_LATE
     for _ in range(2):
-        train_step(
-            model, optimizer, shape, zero_grad_late=late, before_optimizer=lambda: None
-        )
+        train_step(model, optimizer, shape, zero_grad_late=late, before_optimizer=lambda: None)
     recorder = Recorder()
     for tensor in persistent(model, optimizer):
         recorder.number(tensor)

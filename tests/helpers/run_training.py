@@ -105,9 +105,10 @@ def start(*jobs: Job) -> None:
 
 def outcome_of(job: Job) -> Outcome:
     """What a training left behind; each is run once a session, in a process of its own."""
-    result = _started(job).result().check().result
-    assert isinstance(result, Outcome)
-    return result
+    ended = _started(job).result().check()
+    assert ended.has_vdnn_alloc == (job.budget_bytes is not None)
+    assert isinstance(ended.result, Outcome)
+    return ended.result
 
 
 def stock(job: Job) -> Outcome:

@@ -132,7 +132,8 @@ def run_script(tmp_path: Path, setting: str | None) -> subprocess.CompletedProce
     """Runs the script, which does not mention vdnn_alloc, under VDNN_ALLOC=setting."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    places = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": places}
     environment.pop("VDNN_ALLOC", None)
     if setting is not None:
         environment["VDNN_ALLOC"] = setting

@@ -24,8 +24,8 @@ _PEAKS = ("live_bytes", "resident_bytes", "owned_bytes", "created_bytes", "host_
 _GROUPS: dict[str, tuple[str, ...]] = {
     "totals": (
         *("allocations", "frees", "live_blocks", "offloaded_blocks", "heap_blocks", "mappings"),
-        *("mapped_bytes", "mapping_misses", "host_pinned_bytes", "frame_bytes", "budget_bytes"),
-        *("host_budget_bytes", "episodes", "ooms"),
+        *("mapped_bytes", "mapping_misses", "first_miss_bytes", "host_pinned_bytes", "frame_bytes"),
+        *("budget_bytes", "host_budget_bytes", "episodes", "ooms"),
     ),
     "moved": (
         *("offloaded_bytes", "prefetched_bytes", "offloads", "prefetches", "late_prefetches"),

@@ -1,0 +1,89 @@
+// Drivers that do not wait where they are told to: one edge of the order is missing, and a test that
+// checks the order must notice.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "driver.hpp"
+
+namespace vdnn::test {
+
+// Hands every call on to a driver of its own. `hears` decides about each wait.
+class ForwardingDriver : public Driver {
+ public:
+  explicit ForwardingDriver(std::unique_ptr<HostDriver> driver) : driver_(std::move(driver)) {}
+
+  [[nodiscard]] const char* name() const override { return driver_->name(); }
+  [[nodiscard]] std::size_t frame_bytes() const override { return driver_->frame_bytes(); }
+  [[nodiscard]] DeviceMemory device_memory() override { return driver_->device_memory(); }
+  void enter_thread() override { driver_->enter_thread(); }
+  [[nodiscard]] Handle create_frame() override { return driver_->create_frame(); }
+  void release_frame(Handle frame) noexcept override { driver_->release_frame(frame); }
+  [[nodiscard]] Addr reserve(std::size_t bytes) override { return driver_->reserve(bytes); }
+  void unreserve(Addr range, std::size_t bytes) noexcept override {
+    driver_->unreserve(range, bytes);
+  }
+  void map(Addr range, std::span<const Handle> frames) override { driver_->map(range, frames); }
+  void unmap(Addr range, std::size_t bytes) noexcept override { driver_->unmap(range, bytes); }
+  [[nodiscard]] Stream create_stream() override {
+    return created_.emplace_back(driver_->create_stream());
+  }
+  void destroy_stream(Stream stream) noexcept override { driver_->destroy_stream(stream); }
+  [[nodiscard]] Event create_event() override { return driver_->create_event(); }
+  void destroy_event(Event event) noexcept override { driver_->destroy_event(event); }
+  void record(Event event, Stream stream) override { driver_->record(event, stream); }
+  void wait(Stream stream, Event event) override {
+    if (hears(stream)) driver_->wait(stream, event);
+  }
+  [[nodiscard]] bool query(Event event) override { return driver_->query(event); }
+  void synchronize(Event event) override { driver_->synchronize(event); }
+  void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) override {
+    driver_->copy_to_host(host, device, bytes, stream);
+  }
+  void copy_to_device(Addr device, const void* host, std::size_t bytes, Stream stream) override {
+    driver_->copy_to_device(device, host, bytes, stream);
+  }
+  [[nodiscard]] void* pin(std::size_t bytes) override { return driver_->pin(bytes); }
+  void unpin(void* host, std::size_t bytes) noexcept override { driver_->unpin(host, bytes); }
+  [[nodiscard]] bool is_capturing(Stream stream) override { return driver_->is_capturing(stream); }
+
+ protected:
+  [[nodiscard]] virtual bool hears(Stream stream) const = 0;
+  // The allocator's own: out, in, late.
+  std::vector<Stream> created_;
+
+ private:
+  std::unique_ptr<HostDriver> driver_;
+};
+
+// The n-th of the allocator's own streams does not wait.
+template <std::size_t kStream>
+class DeafStream final : public ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  static std::unique_ptr<Driver> wrap(std::unique_ptr<HostDriver> driver) {
+    return std::make_unique<DeafStream>(std::move(driver));
+  }
+
+ private:
+  [[nodiscard]] bool hears(Stream stream) const override { return stream != created_[kStream]; }
+};
+
+// The program's streams do not wait.
+class DeafProgram final : public ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  static std::unique_ptr<Driver> wrap(std::unique_ptr<HostDriver> driver) {
+    return std::make_unique<DeafProgram>(std::move(driver));
+  }
+
+ private:
+  [[nodiscard]] bool hears(Stream stream) const override {
+    return std::ranges::find(created_, stream) != created_.end();
+  }
+};
+
+}  // namespace vdnn::test

@@ -1,0 +1,32 @@
+"""The two lines on stderr."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from vdnn_alloc.exit_report import exit_sentence, start_sentence
+from vdnn_alloc.snapshot import Stats
+
+IDLE = Stats(**{field.name: 0 for field in fields(Stats) if field.name != "layers"}, layers=())
+
+
+def test_the_first_line_says_what_is_on() -> None:
+    assert start_sentence("host", "dyn", 12 << 30, 64 << 30) == (
+        "on, host backend, policy dyn, budget 12.0 GiB, host budget 64.0 GiB"
+    )
+
+
+def test_the_last_line_says_what_moved() -> None:
+    moved = replace(IDLE, offloaded_bytes=3 << 20, prefetched_bytes=2 << 20)
+
+    assert exit_sentence(moved).startswith("moved 3.00 MiB out and 2.00 MiB back")
+
+
+def test_or_that_nothing_needed_to() -> None:
+    idle = replace(IDLE, live_bytes_max=5 << 20, budget_bytes=8 << 20)
+
+    sentence = exit_sentence(idle)
+
+    assert sentence.startswith("nothing needed to move")
+    assert "5.00 MiB" in sentence
+    assert "8.00 MiB" in sentence
