@@ -64,6 +64,8 @@ def train(args: argparse.Namespace, *, equality: bool, ours: bool) -> Run:
     command += ["--batch", str(args.batch), "--precision", args.precision, "--steps", str(steps)]
     command += ["--equality"] * equality
     command += ["--budget", args.budget, "--policy", args.policy] * ours
+    if equality and not ours:
+        command += ["--engine-room", str(int(budget_bytes(args.budget) * args.engine_room))]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     environment.pop("VDNN_ALLOC", None)
     if equality:
@@ -170,6 +172,13 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--policy", default="dyn")
     parser.add_argument("--steps", type=int, default=12, help="timed, after the warm-up")
+    parser.add_argument(
+        "--engine-room",
+        type=float,
+        default=0.8,
+        help="share of the budget that stock's convolutions may take for themselves while their "
+        "engines are chosen, in the equality run; so both sides run the same engines",
+    )
     args = parser.parse_args()
     budget = budget_bytes(args.budget)
     runs = {
