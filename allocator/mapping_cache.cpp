@@ -24,18 +24,13 @@ bool MappingCache::is_reusable(const Mapping& mapping, std::size_t count, Stream
   if (mapping.is_busy || !mapping.is_mapped || mapping.frames.size() < count) return false;
   const auto prefix = mapping.prefix(count);
   return std::all_of(prefix.begin(), prefix.end(), [&](FrameIndex frame) {
-    const bool kept_here = pool_.keeper(frame) == mapping.id;
-    return pool_.is_usable(frame, stream, take_kept || kept_here);
+    return pool_.is_usable(frame, stream, take_kept);
   });
 }
 
-Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream,
-                            std::uint32_t ordinal, bool take_kept) {
+Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream) {
   if (id == 0 || id >= by_id_.size() || by_id_[id] == nullptr) return nullptr;
-  Mapping* mapping = by_id_[id];
-  const bool is_kept = mapping->kept_frames > 0 && mapping->kept_for != ordinal;
-  if (is_kept && !take_kept) return nullptr;
-  return is_reusable(*mapping, count, stream, take_kept) ? mapping : nullptr;
+  return is_reusable(*by_id_[id], count, stream, true) ? by_id_[id] : nullptr;
 }
 
 Mapping* MappingCache::find_oldest(std::size_t count, StreamIndex stream, bool take_kept) {
@@ -108,11 +103,9 @@ void MappingCache::retire(Mapping* mapping) {
   std::erase_if(mappings_, [mapping](const auto& m) { return m.get() == mapping; });
 }
 
-void MappingCache::keep(Mapping& mapping, std::size_t count, std::uint32_t ordinal,
-                        std::uint64_t episode) {
+void MappingCache::keep(Mapping& mapping, std::size_t count, std::uint64_t episode) {
   pool_.keep(mapping.prefix(count), mapping.id);
   mapping.kept_frames = count;
-  mapping.kept_for = ordinal;
   mapping.kept_in = episode;
 }
 

@@ -25,7 +25,6 @@ struct Mapping {
   bool is_busy = false;            // an owner lives here, or its address must stay untouched
   bool is_mapped = false;
   std::size_t kept_frames = 0;     // of its prefix, for the ordinal that lived here
-  std::uint32_t kept_for = 0;      // that ordinal; others may have learned this mapping too
   std::uint64_t kept_in = 0;       // the episode in which they began to be kept
   Fence last_use;                  // what must be seen complete before it may be unmapped (rule 4)
 
@@ -38,10 +37,10 @@ class MappingCache {
  public:
   MappingCache(Driver& driver, StreamClock& clock, FramePool& pool);
 
-  // Rule (a): the mapping with this id if it is reusable for `count` frames, else null. What is kept
-  // for another ordinal than `ordinal` is not, unless `take_kept`.
-  [[nodiscard]] Mapping* find(MappingId id, std::size_t count, StreamIndex stream,
-                              std::uint32_t ordinal, bool take_kept);
+  // Rule (a): the mapping with this id if it is reusable for `count` frames, else null. Frames kept
+  // for somebody are taken: last time that did no harm, and whoever deviates from last time makes
+  // others deviate, in every step.
+  [[nodiscard]] Mapping* find(MappingId id, std::size_t count, StreamIndex stream);
   // Rule (b), or null.
   [[nodiscard]] Mapping* find_oldest(std::size_t count, StreamIndex stream, bool take_kept);
 
@@ -61,7 +60,7 @@ class MappingCache {
   void unmap(Mapping& mapping);
 
   // Keeps the first `count` frames for the owner that comes back at the same ordinal.
-  void keep(Mapping& mapping, std::size_t count, std::uint32_t ordinal, std::uint64_t episode);
+  void keep(Mapping& mapping, std::size_t count, std::uint64_t episode);
   // Gives up what was kept before this episode and never came back.
   void stop_keeping_before(std::uint64_t episode);
   void stop_keeping(Mapping& mapping);

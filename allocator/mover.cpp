@@ -160,9 +160,7 @@ void Mover::give_up_place(Block& block, bool keep_for_ordinal) {
     state_.pool.give_back(mapping.prefix(block.frames), fence);
     mapping.last_use.add(fence);
     state_.stats.resident_bytes -= block.bytes;
-    if (keep_for_ordinal) {
-      state_.cache.keep(mapping, block.frames, block.ordinal, state_.book.number());
-    }
+    if (keep_for_ordinal) state_.cache.keep(mapping, block.frames, state_.book.number());
     state_.note_frames();
   }
   mapping.is_busy = false;

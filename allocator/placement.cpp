@@ -24,10 +24,8 @@ Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
   Place place;
   Mapping* mapping = nullptr;
   if (request.ordinal != kNoOrdinal) {
-    // Frames are kept for blocks only: a second life outlives no step under its own ordinal.
-    const std::uint32_t owner = request.asker == Asker::kBlock ? request.ordinal : kNoOrdinal;
     mapping = state_.cache.find(state_.book.mapping_of(request.asker, request.ordinal),
-                                request.frames, request.stream, owner, true);
+                                request.frames, request.stream);
   }
   if (mapping == nullptr) {
     mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);

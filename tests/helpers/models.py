@@ -84,7 +84,7 @@ def rows(count: int, width: int) -> Callable[[torch.Generator], Batch]:
     return draw
 
 
-def vgg(*, depths: tuple[int, ...] = (24, 20), channels: int = 16) -> nn.Module:
+def vgg(*, depths: tuple[int, ...] = (32, 32), channels: int = 8) -> nn.Module:
     """Plain convolutions with in-place ReLU: the ReLU overwrites what the convolution wrote."""
     layers: list[nn.Module] = []
     inputs = 3
@@ -200,21 +200,21 @@ class Transformer(nn.Module):
 
 
 def deep_chain() -> nn.Module:
-    """A hundred equal layers with one equal feature map each: what the bytes bound is held to."""
+    """A hundred and fifty equal feature maps, few weights: what the bytes bound is held to."""
     layers: list[nn.Module] = []
-    for _ in range(100):
+    for _ in range(50):
         linear = nn.Linear(32, 32)
-        nn.init.xavier_normal_(linear.weight, gain=1.2)  # so that gradients reach the first layer
-        layers += [linear, nn.Tanh()]
+        nn.init.xavier_normal_(linear.weight, gain=1.4)  # so that gradients reach the first layer
+        layers += [linear, nn.Tanh(), nn.Tanh(), nn.Tanh()]
     return nn.Sequential(*layers)
 
 
 WORKLOADS: dict[str, Workload] = {
-    "vgg": Workload(vgg, images(8), classify, is_chain=True),
+    "vgg": Workload(vgg, images(16), classify, is_chain=True),
     "resnet": Workload(resnet, images(8), classify),
     "unet": Workload(UNet, pictures_and_masks, match),
     "lstm": Workload(Recurrent, sequences(12, 64, 32), classify),
     "transformer": Workload(Transformer, sequences(32, 32, 64), classify),
-    "twice": Workload(lambda: vgg(depths=(14, 14)), images(16), classify_both_halves),
+    "twice": Workload(lambda: vgg(depths=(14, 14)), images(32), classify_both_halves),
     "chain": Workload(deep_chain, rows(2048, 32), match, is_chain=True),
 }
