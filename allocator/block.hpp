@@ -44,37 +44,37 @@ struct PendingUse {
 struct Block {
   std::uint64_t generation = 0;
   Addr address = 0;
-  std::size_t bytes = 0;           // as asked for
+  std::size_t bytes = 0;  // as asked for
   BlockState state = BlockState::kResident;
   bool is_in_heap = false;
-  std::uint64_t pool = 0;          // of the CUDA graph that it belongs to; 0: none
+  std::uint64_t pool = 0;  // of the CUDA graph that it belongs to; 0: none
 
-  Mapping* mapping = nullptr;      // null in the heap
-  std::size_t frames = 0;          // it owns this prefix of the mapping while it owns frames
+  Mapping* mapping = nullptr;  // null in the heap
+  std::size_t frames = 0;      // it owns this prefix of the mapping while it owns frames
 
-  StreamIndex stream = 0;          // allocation stream
+  StreamIndex stream = 0;                  // allocation stream
   std::vector<StreamIndex> other_streams;  // recorded, or current at a save or restore
-  std::uint64_t birth_call = 0;    // StreamClock::calls() when it was born
+  std::uint64_t birth_call = 0;            // StreamClock::calls() when it was born
 
   std::uint32_t layer = 0;
-  std::uint64_t episode = 0;       // born in
+  std::uint64_t episode = 0;  // born in
   std::uint32_t ordinal = kNoOrdinal;
 
   // Saved for backward.
-  const void* storage = nullptr;   // its c10::StorageImpl
-  std::uint32_t references = 0;    // on the storage, of the controller
-  std::uint32_t pins = 0;          // restored, and not yet let go
-  std::uint64_t saved_in = 0;      // episode of its latest save
+  const void* storage = nullptr;  // its c10::StorageImpl
+  std::uint32_t references = 0;   // on the storage, of the controller
+  std::uint32_t pins = 0;         // restored, and not yet let go
+  std::uint64_t saved_in = 0;     // episode of its latest save
   bool is_saved = false;
   bool is_eager = false;
-  bool was_dropped = false;        // its prefetch was given up once: wait for the demand
-  std::vector<PendingUse> uses;    // saves not restored yet
-  NextUse next_use;                // derived from them
+  bool was_dropped = false;      // its prefetch was given up once: wait for the demand
+  std::vector<PendingUse> uses;  // saves not restored yet
+  NextUse next_use;              // derived from them
 
   // Away or coming back.
   void* host = nullptr;
-  Fence host_ready;                // the copy out
-  Fence ready;                     // the copy in: every user's stream waits for it
+  Fence host_ready;  // the copy out
+  Fence ready;       // the copy in: every user's stream waits for it
   Block* first_life = nullptr;
   Block* second_life = nullptr;
 

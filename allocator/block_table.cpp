@@ -105,10 +105,11 @@ std::string BlockTable::broken(const FramePool& pool) const {
   std::size_t frames = 0;
   std::size_t indexed = 0;
   for (const auto& [address, block] : blocks_) {
-    const std::string name = "block " + std::to_string(block->generation) + " (" +
-                             state_name(block->state) + "): ";
+    const std::string name =
+        "block " + std::to_string(block->generation) + " (" + state_name(block->state) + "): ";
     if (block->address != address) return name + "found under another address";
-    if (block->mapping == nullptr && block->state != BlockState::kResident) return name + "without frames of its own";
+    if (block->mapping == nullptr && block->state != BlockState::kResident)
+      return name + "without frames of its own";
     if (block->owns_frames()) frames += block->frames;
     if ((block->state == BlockState::kOffloaded || block->state == BlockState::kOffloading) !=
         (block->host != nullptr)) {

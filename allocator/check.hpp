@@ -38,16 +38,16 @@ void set_check_level(int level) noexcept;
 [[noreturn]] void fail_assertion(const char* file, int line, const char* condition,
                                  const std::string& values);
 
-#define VDNN_ASSERT(condition, values)                                      \
-  do {                                                                      \
-    if (!(condition)) [[unlikely]] {                                        \
-      ::vdnn::fail_assertion(__FILE__, __LINE__, #condition, (values));     \
-    }                                                                       \
+#define VDNN_ASSERT(condition, values)                                  \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]] {                                    \
+      ::vdnn::fail_assertion(__FILE__, __LINE__, #condition, (values)); \
+    }                                                                   \
   } while (false)
 
-#define VDNN_EXPENSIVE(condition, values)                                   \
-  do {                                                                      \
-    if (::vdnn::check_level() >= 2) VDNN_ASSERT(condition, values);         \
+#define VDNN_EXPENSIVE(condition, values)                           \
+  do {                                                              \
+    if (::vdnn::check_level() >= 2) VDNN_ASSERT(condition, values); \
   } while (false)
 
 }  // namespace vdnn

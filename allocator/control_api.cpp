@@ -45,8 +45,7 @@ vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t
       [&] { *out = vdnn::device(device).restore(generation, stream, save_index); });
 }
 
-vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage,
-                       uint32_t references) {
+vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage, uint32_t references) {
   return vdnn::at_border([&] { vdnn::device(device).adopt(generation, storage, references); });
 }
 
@@ -59,8 +58,7 @@ vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stre
 
 void vdnn_name_layer(uint32_t layer, const char* name) { vdnn::name_layer(layer, name); }
 
-void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ranks,
-                        size_t count) {
+void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ranks, size_t count) {
   for (vdnn::Device* device : vdnn::devices()) {
     device->begin_episode(finished, expected, {ranks, count});
   }
@@ -126,8 +124,9 @@ vdnn_status vdnn_host_fail_at(uint32_t primitive, uint64_t nth) {
   return vdnn::at_border([&] {
     vdnn::HostDriver* driver = host_driver();
     if (driver == nullptr || primitive >= static_cast<uint32_t>(vdnn::Primitive::kCount)) {
-      throw vdnn::InvalidArgument("faults can be injected on the host backend only, at a known "
-                                  "primitive");
+      throw vdnn::InvalidArgument(
+          "faults can be injected on the host backend only, at a known "
+          "primitive");
     }
     driver->fail_at(static_cast<vdnn::Primitive>(primitive), nth);
   });

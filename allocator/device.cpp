@@ -69,8 +69,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   // Ordinals number only what can live in frames: the tiny ones come and go.
   const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
   const bool is_counted = !is_tiny && state_.book.number() > 0;
-  const std::uint32_t ordinal =
-      is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
+  const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   try {
     return is_tiny || belongs_in_heap(bytes, ordinal)
                ? allocate_in_heap(bytes, stream, waits, lock)

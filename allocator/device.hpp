@@ -73,8 +73,8 @@ class Device {
   StreamIndex arrive(Stream stream);
   [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& waits,
                                         Lock& lock);
-  [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal,
-                                       StreamIndex stream, Waits& waits, Lock& lock);
+  [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
+                                       Waits& waits, Lock& lock);
   [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
   [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);

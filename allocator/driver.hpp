@@ -21,10 +21,10 @@
 
 namespace vdnn {
 
-using Addr = std::uintptr_t;    // a device address
-using Handle = std::uint64_t;   // one physical frame; 0 is never a valid handle
-using Stream = void*;           // a queue of device work
-using Event = void*;            // a point in a stream
+using Addr = std::uintptr_t;   // a device address
+using Handle = std::uint64_t;  // one physical frame; 0 is never a valid handle
+using Stream = void*;          // a queue of device work
+using Event = void*;           // a point in a stream
 
 // What can be counted and, on the host driver, made to fail.
 enum class Primitive : std::uint32_t {
@@ -99,8 +99,7 @@ class Driver {
 
   // --- copies (asynchronous, in stream order) ----------------------------------------------
   virtual void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) = 0;
-  virtual void copy_to_device(Addr device, const void* host, std::size_t bytes,
-                              Stream stream) = 0;
+  virtual void copy_to_device(Addr device, const void* host, std::size_t bytes, Stream stream) = 0;
 
   // --- page-locked host memory -------------------------------------------------------------
   // Throws HostMemoryError when the machine refuses. May take long: drop locks first.
@@ -124,9 +123,9 @@ class Driver {
 // The simulated device. Everything that a real one can do wrong by timing, it can be told to do.
 struct HostDriverOptions {
   std::size_t frame_bytes = 64 * 1024;
-  std::uint64_t capacity_bytes = 0;      // physical memory; create_frame() fails beyond it
-  std::uint64_t seed = 0;                // 0: work runs as soon as it can; else late, drawn from it
-  std::uint64_t bytes_per_second = 0;    // of each copy direction; 0: as fast as memcpy
+  std::uint64_t capacity_bytes = 0;    // physical memory; create_frame() fails beyond it
+  std::uint64_t seed = 0;              // 0: work runs as soon as it can; else late, drawn from it
+  std::uint64_t bytes_per_second = 0;  // of each copy direction; 0: as fast as memcpy
 };
 // Also declares the simulation's own controls, used by tests only.
 class HostDriver : public Driver {

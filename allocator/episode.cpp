@@ -66,8 +66,7 @@ void EpisodeBook::save(std::uint32_t save_index, Block& block) {
 void EpisodeBook::restore(std::uint32_t save_index) {
   is_backward_ = true;
   if (save_index >= current_.use_position.size() || current_.use_position[save_index] == 0) {
-    put(current_.use_position, save_index,
-        static_cast<std::uint32_t>(current_.timeline.size()));
+    put(current_.use_position, save_index, static_cast<std::uint32_t>(current_.timeline.size()));
   }
   current_.timeline.push_back({0, save_index});
 }

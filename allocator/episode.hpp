@@ -28,10 +28,10 @@ struct TimelineEvent {
 
 struct Learned {
   std::vector<MappingId> mapping[static_cast<std::size_t>(Asker::kCount)];  // by ordinal
-  std::vector<bool> was_saved;             // by ordinal of a block
+  std::vector<bool> was_saved;                                              // by ordinal of a block
   std::vector<TimelineEvent> timeline;
-  std::vector<std::uint32_t> use_position; // by save index: where in the timeline
-  std::vector<bool> has_left;              // by save index: its block was offloaded
+  std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
+  std::vector<bool> has_left;               // by save index: its block was offloaded
 };
 
 class EpisodeBook {
@@ -88,9 +88,9 @@ class EpisodeBook {
   std::unordered_map<std::uint64_t, Learned> learned_;
   std::vector<std::uint64_t> signatures_;  // least recently begun first
   Learned current_;
-  const Learned* last_ = nullptr;          // of the signature that is expected now
+  const Learned* last_ = nullptr;  // of the signature that is expected now
   std::vector<std::uint32_t> ranks_;
-  std::vector<std::uint64_t> generations_; // by save index
+  std::vector<std::uint64_t> generations_;  // by save index
   std::uint32_t next_[static_cast<std::size_t>(Asker::kCount)] = {};
   std::uint32_t latest_[kLatest] = {};
   std::size_t latest_next_ = 0;

@@ -21,8 +21,8 @@ class HostPool {
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  // Null if there is no room: then grow (below) and ask again. `writer` is the stream that will fill it;
-  // it is made to wait for the last readers.
+  // Null if there is no room: then grow (below) and ask again. `writer` is the stream that will
+  // fill it; it is made to wait for the last readers.
   [[nodiscard]] void* allocate(std::size_t bytes, StreamIndex writer);
   // `fence` is the last use; its points must be recorded.
   void free(void* host, const Fence& fence);

@@ -23,9 +23,8 @@ bool MappingCache::is_reusable(const Mapping& mapping, std::size_t count, Stream
                                bool take_kept) const {
   if (mapping.is_busy || !mapping.is_mapped || mapping.frames.size() < count) return false;
   const auto prefix = mapping.prefix(count);
-  return std::all_of(prefix.begin(), prefix.end(), [&](FrameIndex frame) {
-    return pool_.is_usable(frame, stream, take_kept);
-  });
+  return std::all_of(prefix.begin(), prefix.end(),
+                     [&](FrameIndex frame) { return pool_.is_usable(frame, stream, take_kept); });
 }
 
 Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream) {

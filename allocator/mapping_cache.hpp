@@ -24,9 +24,9 @@ struct Mapping {
   std::size_t runs = 0;            // stretches of adjacent frames: kernel mappings on the host
   bool is_busy = false;            // an owner lives here, or its address must stay untouched
   bool is_mapped = false;
-  std::size_t kept_frames = 0;     // of its prefix, for the ordinal that lived here
-  std::uint64_t kept_in = 0;       // the episode in which they began to be kept
-  Fence last_use;                  // what must be seen complete before it may be unmapped (rule 4)
+  std::size_t kept_frames = 0;  // of its prefix, for the ordinal that lived here
+  std::uint64_t kept_in = 0;    // the episode in which they began to be kept
+  Fence last_use;               // what must be seen complete before it may be unmapped (rule 4)
 
   [[nodiscard]] std::span<const FrameIndex> prefix(std::size_t count) const {
     return {frames.data(), count};
@@ -73,8 +73,8 @@ class MappingCache {
   [[nodiscard]] std::uint64_t mapped_bytes() const { return frames_mapped_ * frame_bytes_; }
 
  private:
-  static constexpr std::size_t kMaxRuns = 24 * 1024;       // vm.max_map_count is 65530
-  static constexpr std::size_t kMaxRangesPerBudget = 24;   // addresses mapped / budget
+  static constexpr std::size_t kMaxRuns = 24 * 1024;      // vm.max_map_count is 65530
+  static constexpr std::size_t kMaxRangesPerBudget = 24;  // addresses mapped / budget
 
   [[nodiscard]] bool is_reusable(const Mapping& mapping, std::size_t count, StreamIndex stream,
                                  bool take_kept) const;

@@ -29,8 +29,7 @@ void Mover::set_use_count_reader(UseCountReader reader) noexcept { use_count_rea
 bool Mover::is_cold(const Block& block) const {
   const UseCountReader reader = use_count_reader.load(std::memory_order_acquire);
   return reader != nullptr && block.state == BlockState::kResident && block.is_saved &&
-         block.pins == 0 && block.storage != nullptr &&
-         reader(block.storage) == block.references;
+         block.pins == 0 && block.storage != nullptr && reader(block.storage) == block.references;
 }
 
 void* Mover::host_room(const Block& block) { return state_.host.allocate(block.bytes, out_); }
@@ -118,8 +117,7 @@ Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fen
   second.stream = via;
   second.birth_call = state_.clock.calls();
   state_.table.start_prefetching(second, block);
-  state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
-                                state_.clock.stream(via));
+  state_.driver->copy_to_device(mapping.address, block.host, block.bytes, state_.clock.stream(via));
   second.ready = Fence(state_.clock.record(via));
   block.host_ready.add(second.ready);  // the host bytes are read until then
   ++state_.stats.prefetches;
@@ -147,8 +145,7 @@ void Mover::drop(Block& second_life) {
   second_life.first_life->was_dropped = true;
   second_life.first_life->second_life = nullptr;
   ++state_.stats.dropped_prefetches;
-  state_.trace.add(TraceKind::kDrop, second_life.generation, second_life.bytes,
-                   second_life.layer);
+  state_.trace.add(TraceKind::kDrop, second_life.generation, second_life.bytes, second_life.layer);
   give_up_place(second_life, false);
   state_.table.erase(second_life);
 }

@@ -8,7 +8,7 @@ namespace vdnn {
 
 struct PlaceRequest {
   std::size_t frames;
-  std::size_t bytes;      // what the user asked for, for the error text
+  std::size_t bytes;  // what the user asked for, for the error text
   Asker asker;
   std::uint32_t ordinal;  // kNoOrdinal: has none
   StreamIndex stream;     // will use the frames

@@ -126,10 +126,9 @@ std::string Pressure::explain(std::size_t bytes) const {
   std::sort(layers.begin(), layers.end(),
             [](const auto& a, const auto& b) { return a.owned_bytes > b.owned_bytes; });
   std::string text = "CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
-                     ". vdnn_alloc's budget is " +
-                     format_bytes(state_.pool.limit() * frame_bytes) + ", of which " +
-                     format_bytes(state_.pool.owned() * frame_bytes) + " is in use and only " +
-                     format_bytes(obtainable_frames() * frame_bytes) +
+                     ". vdnn_alloc's budget is " + format_bytes(state_.pool.limit() * frame_bytes) +
+                     ", of which " + format_bytes(state_.pool.owned() * frame_bytes) +
+                     " is in use and only " + format_bytes(obtainable_frames() * frame_bytes) +
                      " could be had: the rest is held by the program (parameters, gradients, "
                      "optimizer state, tensors in use). Most is owned by ";
   for (std::size_t i = 0; i < layers.size() && i < 3 && layers[i].owned_bytes > 0; ++i) {

@@ -177,8 +177,8 @@ Device& device(int ordinal) {
     if (p.config.backend == VDNN_BACKEND_HOST) {
       throw InvalidArgument("the host backend has one device, 0");
     }
-    slot = new Device(ordinal, make_driver(p.config, ordinal), p.config,
-                      p.config.host_budget_bytes);
+    slot =
+        new Device(ordinal, make_driver(p.config, ordinal), p.config, p.config.host_budget_bytes);
   }
   return *slot.load();
 }

@@ -94,8 +94,9 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
     if (block->state != BlockState::kOffloaded) return generation;
     if (block->second_life != nullptr) return block->second_life->generation;
     if (state_.captures > 0) {
-      throw DriverError("a graph capture needs a tensor that is offloaded, and nothing can be "
-                        "brought back inside a capture; run the forward inside it too");
+      throw DriverError(
+          "a graph capture needs a tensor that is offloaded, and nothing can be "
+          "brought back inside a capture; run the forward inside it too");
     }
     const PlaceRequest request{.frames = block->frames,
                                .bytes = block->bytes,

@@ -138,15 +138,15 @@ void vdnn_end_of_step(void);
 
 typedef struct {
   uint64_t frame_bytes, budget_bytes, host_budget_bytes;
-  uint64_t live_bytes, live_bytes_max;         /* asked for and not freed, wherever they are */
-  uint64_t resident_bytes, resident_bytes_max; /* of those, on the device */
-  uint64_t owned_bytes, owned_bytes_max;       /* frames of blocks and slabs */
-  uint64_t created_bytes, created_bytes_max;   /* frames that exist: never above the budget */
+  uint64_t live_bytes, live_bytes_max;            /* asked for and not freed, wherever they are */
+  uint64_t resident_bytes, resident_bytes_max;    /* of those, on the device */
+  uint64_t owned_bytes, owned_bytes_max;          /* frames of blocks and slabs */
+  uint64_t created_bytes, created_bytes_max;      /* frames that exist: never above the budget */
   double live_bytes_average, owned_bytes_average; /* over time since start or the last reset */
   uint64_t live_blocks, offloaded_blocks, heap_blocks;
-  uint64_t mappings, mapped_bytes;             /* address ranges built, and their length */
+  uint64_t mappings, mapped_bytes; /* address ranges built, and their length */
   uint64_t host_bytes, host_bytes_max, host_pinned_bytes; /* in use by host copies; page-locked */
-  uint64_t offloaded_bytes, prefetched_bytes;  /* copied out and in since start */
+  uint64_t offloaded_bytes, prefetched_bytes;             /* copied out and in since start */
   uint64_t offloads, prefetches, late_prefetches, dropped_prefetches, kept_offloads;
   uint64_t allocations, frees, mapping_misses; /* misses: requests that built a mapping */
   uint64_t first_miss_bytes;                   /* size of the first miss of this episode; 0 none */

@@ -1,0 +1,56 @@
+// Best fit over ranges: the smallest piece that fits, neighbours merged, ranges never merged.
+#include "best_fit.hpp"
+
+#include "test_case.hpp"
+
+namespace vdnn::test {
+namespace {
+
+constexpr std::size_t kAlignment = 16;
+constexpr std::uintptr_t kBase = 4096;
+
+TEST(the_smallest_piece_that_fits_is_taken) {
+  BestFit fit(kAlignment);
+  fit.add_range(kBase, 64);
+  fit.add_range(kBase * 2, 32);
+
+  EXPECT(fit.allocate(17) == kBase * 2);
+  EXPECT(fit.allocate(33) == kBase);
+  EXPECT(fit.allocate(16) == kBase + 48);
+  EXPECT(fit.allocate(1) == 0);
+  EXPECT(fit.used_bytes() == 96);
+}
+
+TEST(neighbours_that_are_freed_become_one_piece) {
+  BestFit fit(kAlignment);
+  fit.add_range(kBase, 64);
+  std::uintptr_t pieces[4];
+  for (auto& piece : pieces) piece = fit.allocate(16);
+
+  EXPECT(fit.free(pieces[0]) == 0);
+  EXPECT(fit.free(pieces[2]) == 0);
+  EXPECT(fit.largest_free() == 16);
+  EXPECT(fit.free(pieces[1]) == 0);
+  EXPECT(fit.largest_free() == 48);
+  EXPECT(fit.free(pieces[3]) == kBase);
+
+  EXPECT(fit.allocate(64) == kBase);
+}
+
+TEST(ranges_that_touch_stay_apart) {
+  BestFit fit(kAlignment);
+  fit.add_range(kBase, 32);
+  fit.add_range(kBase + 32, 32);
+  const std::uintptr_t first = fit.allocate(32);
+  const std::uintptr_t second = fit.allocate(32);
+
+  EXPECT(fit.free(second) == kBase + 32);
+  EXPECT(fit.free(first) == kBase);
+
+  EXPECT(fit.allocate(64) == 0);
+  fit.remove_range(kBase);
+  EXPECT(fit.allocate(32) == kBase + 32);
+}
+
+}  // namespace
+}  // namespace vdnn::test
