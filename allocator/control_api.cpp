@@ -24,6 +24,10 @@ uint64_t vdnn_minimum_budget(uint32_t backend, uint64_t frame_bytes) {
   return vdnn::minimum_budget(backend, frame_bytes);
 }
 
+vdnn_status vdnn_set_budget(int device, uint64_t bytes) {
+  return vdnn::at_border([&] { vdnn::set_budget(device, bytes); });
+}
+
 const char* vdnn_last_error(void) { return vdnn::kept_error(); }
 
 uint64_t vdnn_save(int device, const void* address, const void* storage, void* stream,

@@ -2,9 +2,11 @@
 // saved_blocks.cpp. See device.hpp.
 #include "device.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "check.hpp"
+#include "text.hpp"
 
 namespace vdnn {
 namespace {
@@ -238,6 +240,25 @@ void Device::release_unused() {
   state_.cache.retire_idle();
   state_.pool.release_free();
   state_.note_frames();
+}
+
+void Device::set_budget(std::uint64_t bytes) {
+  const std::size_t frame_bytes = state_.driver->frame_bytes();
+  const std::uint64_t budget_bytes = std::min(bytes, state_.config.budget_bytes);
+  const std::size_t frames = budget_bytes / frame_bytes;
+  Lock lock(state_.mutex);
+  if (state_.pool.owned() <= frames && state_.pool.created() > frames) {
+    lock.unlock();
+    release_unused();
+    lock.lock();
+  }
+  if (state_.pool.created() > frames) {
+    throw InvalidArgument("budget: asked for " + format_bytes(budget_bytes) + ", and " +
+                          format_bytes(state_.pool.created() * frame_bytes) +
+                          " is in use; free tensors first");
+  }
+  state_.pool.set_limit(frames);
+  state_.budget_bytes = budget_bytes;
 }
 
 void Device::finish_call() { VDNN_EXPENSIVE(broken().empty(), broken()); }

@@ -23,6 +23,8 @@ class Device {
   void count_refused_workspace(std::uint32_t layer);
   // Waits for the device and returns every frame that nobody owns.
   void release_unused();
+  // Throws InvalidArgument, and changes nothing, if more is in use. Never above config's budget.
+  void set_budget(std::uint64_t bytes);
 
   // --- graph captures (graph_capture.cpp) ----------------------------------------------------
   // From begin (which waits for the device) to end nothing moves. Captures may nest. What is

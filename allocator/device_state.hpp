@@ -22,6 +22,7 @@ struct DeviceState {
               std::size_t host_budget_bytes)
       : driver(std::move(device_driver)),
         config(device_config),
+        budget_bytes(device_config.budget_bytes),
         clock(*driver),
         pool(*driver, clock, device_config.budget_bytes / driver->frame_bytes()),
         cache(*driver, clock, pool),
@@ -29,6 +30,7 @@ struct DeviceState {
 
   std::unique_ptr<Driver> driver;
   const vdnn_config config;
+  std::uint64_t budget_bytes;  // now; config's is the most that it may become
   std::mutex mutex;
   StreamClock clock;
   FramePool pool;

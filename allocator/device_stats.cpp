@@ -15,7 +15,7 @@ void Device::read_memory(vdnn_stats& out) {
   Stats& s = state_.stats;
   const std::size_t frame_bytes = state_.driver->frame_bytes();
   out.frame_bytes = frame_bytes;
-  out.budget_bytes = state_.config.budget_bytes;
+  out.budget_bytes = state_.budget_bytes;
   out.host_budget_bytes = state_.host.budget_bytes();
   out.live_bytes = s.live_bytes.value();
   out.live_bytes_max = s.live_bytes.max();

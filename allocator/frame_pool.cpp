@@ -8,7 +8,7 @@
 namespace vdnn {
 
 FramePool::FramePool(Driver& driver, StreamClock& clock, std::size_t limit)
-    : driver_(driver), clock_(clock), limit_(limit), frames_(limit) {}
+    : driver_(driver), clock_(clock), allowed_(limit), limit_(limit), frames_(limit) {}
 
 bool FramePool::is_usable(FrameIndex index, StreamIndex stream, bool take_kept) const {
   const Frame& frame = frames_[index];
@@ -86,6 +86,11 @@ void FramePool::stop_keeping(std::span<const FrameIndex> frames, MappingId keepe
   }
 }
 
+void FramePool::set_limit(std::size_t limit) {
+  VDNN_ASSERT(created_ <= limit && limit <= frames_.size(), "limit " + std::to_string(limit));
+  allowed_ = limit_ = limit;
+}
+
 void FramePool::release_free() {
   for (Frame& frame : frames_) {
     if (!frame.is_free) continue;
@@ -95,7 +100,7 @@ void FramePool::release_free() {
     --created_;
     --free_;
   }
-  limit_ = frames_.size();  // what was refused before may be there by now
+  limit_ = allowed_;  // what was refused before may be there by now
 }
 
 FramePool::FenceId FramePool::store(const Fence& fence, std::size_t frames) {
@@ -124,7 +129,7 @@ std::string FramePool::broken() const {
   }
   if (created != created_) return "frames created: counted wrongly";
   if (free != free_) return "frames free: counted wrongly";
-  return created_ <= frames_.size() ? "" : "frames exceed the budget";
+  return created_ <= allowed_ ? "" : "frames exceed the budget";
 }
 
 }  // namespace vdnn

@@ -46,6 +46,8 @@ class FramePool {
   void stop_keeping(std::span<const FrameIndex> frames, MappingId keeper);
   [[nodiscard]] MappingId keeper(FrameIndex frame) const { return frames_[frame].keeper; }
 
+  // How many may exist from now on, up to the limit at construction. Precondition: no more do.
+  void set_limit(std::size_t limit);
   // Returns every free frame to the device. Precondition: none is mapped any more.
   void release_free();
   // Rule 7 and the counters; the sentence that is broken, or "".
@@ -70,7 +72,8 @@ class FramePool {
 
   Driver& driver_;
   StreamClock& clock_;
-  std::size_t limit_;
+  std::size_t allowed_;
+  std::size_t limit_;  // below allowed_ while somebody else fills the device
   std::size_t created_ = 0;
   std::size_t free_ = 0;
   std::vector<Frame> frames_;

@@ -62,7 +62,12 @@ Fence Mover::record_last_use(const Block& block) {
 void Mover::offload(Block& block, void* host) {
   state_.clock.expect_other_streams();
   state_.clock.wait(out_, record_last_use(block));
-  state_.driver->copy_to_host(host, block.address, block.bytes, state_.clock.stream(out_));
+  try {
+    state_.driver->copy_to_host(host, block.address, block.bytes, state_.clock.stream(out_));
+  } catch (...) {
+    state_.host.free(host, Fence());  // nobody has touched it, and the data is where it was
+    throw;
+  }
   block.host = host;
   block.host_ready = Fence(state_.clock.record(out_));
   state_.table.set_state(block, BlockState::kOffloading);
@@ -105,10 +110,29 @@ void Mover::forget_host_copy(Block& block) {
   block.host = nullptr;
 }
 
+// The fence of the copy. If it cannot be started, the place is given back.
+Fence Mover::copy_back(const Block& block, Mapping& mapping, const Fence& frames_fence,
+                       StreamIndex via) {
+  try {
+    state_.clock.wait(via, frames_fence);
+    state_.clock.wait(via, block.host_ready);
+    state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
+                                  state_.clock.stream(via));
+    return Fence(state_.clock.record(via));
+  } catch (...) {
+    Fence fence = frames_fence;
+    fence.add(state_.clock.now(via));
+    state_.pool.give_back(mapping.prefix(block.frames), fence);
+    mapping.last_use.add(fence);
+    mapping.is_busy = false;
+    state_.note_frames();
+    throw;
+  }
+}
+
 Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fence,
                          StreamIndex via) {
-  state_.clock.wait(via, frames_fence);
-  state_.clock.wait(via, block.host_ready);
+  const Fence ready = copy_back(block, mapping, frames_fence, via);
   Block& second = state_.table.create(mapping.address);
   second.bytes = block.bytes;
   second.mapping = &mapping;
@@ -117,8 +141,7 @@ Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fen
   second.stream = via;
   second.birth_call = state_.clock.calls();
   state_.table.start_prefetching(second, block);
-  state_.driver->copy_to_device(mapping.address, block.host, block.bytes, state_.clock.stream(via));
-  second.ready = Fence(state_.clock.record(via));
+  second.ready = ready;
   block.host_ready.add(second.ready);  // the host bytes are read until then
   ++state_.stats.prefetches;
   state_.stats.prefetched_bytes += block.bytes;

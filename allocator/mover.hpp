@@ -29,13 +29,15 @@ class Mover {
   // Room in host memory for the block's copy, or null (then grow the host pool).
   [[nodiscard]] void* host_room(const Block& block);
 
-  // Resident -> Offloading: queues the copy out behind the block's fence (rule 3).
+  // Resident -> Offloading: queues the copy out behind the block's fence (rule 3). If that throws,
+  // the block stays as it is and `host` is given back (rule 5).
   void offload(Block& block, void* host);
   // Offloading -> Offloaded: the frames are anybody's, behind the copy.
   void release(Block& block);
   // Offloading -> Resident: it is handed out, so its host copy is worth nothing (rule 5).
   void cancel(Block& block);
-  // Starts the second life of an offloaded block at a place taken for `via` (in or late).
+  // Starts the second life of an offloaded block at a place taken for `via` (in or late). If that
+  // throws, the block stays offloaded and the place is given back.
   Block& bring_back(Block& block, Mapping& mapping, const Fence& frames_fence, StreamIndex via);
   // Prefetching -> Resident, Offloaded -> Moved: the caller owns the second life from now on.
   Block& hand_over(Block& block, StreamIndex consumer);
@@ -50,6 +52,8 @@ class Mover {
 
  private:
   [[nodiscard]] Fence record_last_use(const Block& block);
+  [[nodiscard]] Fence copy_back(const Block& block, Mapping& mapping, const Fence& frames_fence,
+                                StreamIndex via);
 
   DeviceState& state_;
   StreamIndex out_;

@@ -103,7 +103,12 @@ void Pressure::carry_out(const Choice& choice, const std::vector<void*>& rooms) 
   for (Block* block : choice.started) mover_.release(*block);
   for (Block* block : choice.prefetched) mover_.drop(*block);
   for (std::size_t i = 0; i < choice.cold.size(); ++i) {
-    mover_.offload(*choice.cold[i], rooms[i]);
+    try {
+      mover_.offload(*choice.cold[i], rooms[i]);
+    } catch (...) {
+      for (std::size_t j = i + 1; j < rooms.size(); ++j) state_.host.free(rooms[j], Fence());
+      throw;
+    }
     mover_.release(*choice.cold[i]);
   }
 }

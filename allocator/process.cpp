@@ -104,17 +104,21 @@ void after_fork_in_child() {
   unlock_after_fork(p);
 }
 
+void check_budget(std::uint64_t bytes, const vdnn_config& config) {
+  const std::uint64_t least = minimum_budget(config.backend, config.frame_bytes);
+  if (bytes < least) {
+    throw InvalidArgument("budget: asked for " + format_bytes(bytes) +
+                          ", the least that can serve a model is " + format_bytes(least));
+  }
+}
+
 void check_config(const vdnn_config& config) {
   if (config.abi_version != VDNN_ABI_VERSION) {
     throw InvalidArgument("the library speaks version " + std::to_string(VDNN_ABI_VERSION) +
                           " of its interface, the caller version " +
                           std::to_string(config.abi_version) + "; reinstall vdnn_alloc");
   }
-  const std::uint64_t least = minimum_budget(config.backend, config.frame_bytes);
-  if (config.budget_bytes < least) {
-    throw InvalidArgument("budget: asked for " + format_bytes(config.budget_bytes) +
-                          ", the least that can serve a model is " + format_bytes(least));
-  }
+  check_budget(config.budget_bytes, config);
 }
 
 }  // namespace
@@ -181,6 +185,12 @@ Device& device(int ordinal) {
         new Device(ordinal, make_driver(p.config, ordinal), p.config, p.config.host_budget_bytes);
   }
   return *slot.load();
+}
+
+void set_budget(int ordinal, std::uint64_t bytes) {
+  Device& found = device(ordinal);
+  check_budget(bytes, process().config);
+  found.set_budget(bytes);
 }
 
 std::vector<Device*> devices() {

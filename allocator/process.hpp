@@ -19,6 +19,8 @@ void ensure_started(int ordinal);
 [[nodiscard]] std::uint64_t minimum_budget(std::uint32_t backend, std::uint64_t frame_bytes);
 // Throws InvalidArgument if the allocator is not started or there is no such device.
 [[nodiscard]] Device& device(int ordinal);
+// Device::set_budget, for no less than minimum_budget().
+void set_budget(int ordinal, std::uint64_t bytes);
 // Every device made so far.
 [[nodiscard]] std::vector<Device*> devices();
 // True in a process forked from the one that started: nothing of ours may act there.

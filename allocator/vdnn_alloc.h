@@ -54,6 +54,9 @@ typedef struct {
 vdnn_status vdnn_start(const vdnn_config* config);
 /* The smallest budget that vdnn_start accepts for this backend, in bytes. */
 uint64_t vdnn_minimum_budget(uint32_t backend, uint64_t frame_bytes);
+/* From now on at most `bytes` of this device; more than at start means as at start. VDNN_INVALID,
+ * and nothing changes, if more is in use already or it is less than the smallest budget. */
+vdnn_status vdnn_set_budget(int device, uint64_t bytes);
 /* The sentence of this thread's last failure; "" if none. Valid until the next call. */
 const char* vdnn_last_error(void);
 

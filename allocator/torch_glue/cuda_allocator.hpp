@@ -152,12 +152,13 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     return static_cast<double>(read(device).budget_bytes) / static_cast<double>(total);
   }
 
-  // The budget was given at install and plans rest on it; a wider fraction changes nothing.
+  // A smaller budget from now on, or one up to what was installed. (No number is put into a
+  // sentence on this side of the border: that takes a std::ostream, and CUDA's libraries, which
+  // torch loads for all to see, may bring another libstdc++'s.)
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
-    TORCH_CHECK(fraction >= getMemoryFraction(device),
-                "vdnn_alloc's budget is fixed at install: a memory fraction of ", fraction,
-                " is below it (", getMemoryFraction(device),
-                " of the device); give a smaller budget instead");
+    const std::size_t total = CUDAAllocator::getMemoryInfo(device).second;
+    const auto bytes = static_cast<std::uint64_t>(fraction * static_cast<double>(total));
+    TORCH_CHECK(vdnn_set_budget(device, bytes) == VDNN_OK, vdnn_last_error());
   }
 
   // --- history, snapshots, observers --------------------------------------------------------

@@ -82,12 +82,44 @@ def fraction() -> float:
     return torch.cuda.get_per_process_memory_fraction()
 
 
-def test_the_memory_fraction_is_the_budgets() -> None:
+def test_a_wide_memory_fraction_is_the_budgets() -> None:
     assert 0 < fresh.call(fraction, install=gpu_training.settings()).result < 1
 
 
-def narrow_the_fraction() -> None:
+def lower_and_raise_the_fraction() -> dict[str, int]:
+    """Lowers it to 1.5 times the odd tensor, and raises it again."""
+    device_total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.5 * ODD / device_total)
+    seen = {"lowered": torch.cuda.mem_get_info()[1]}
+    tensor = odd_tensor()
+    seen["reserved"] = torch.cuda.memory_reserved()
+    try:
+        odd_tensor()
+    except torch.OutOfMemoryError:
+        seen["refused"] = 1
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    seen["both"] = tensor.nbytes + odd_tensor().nbytes
+    seen["raised"] = torch.cuda.mem_get_info()[1]
+    return seen
+
+
+def test_a_smaller_memory_fraction_is_a_smaller_budget_until_it_is_raised() -> None:
+    seen = fresh.call(lower_and_raise_the_fraction, install=gpu_training.settings()).result
+    assert abs(seen["lowered"] - 1.5 * ODD) <= 1
+    assert ODD <= seen["reserved"] <= seen["lowered"]
+    assert seen["refused"] == 1
+    assert seen["both"] == 2 * ODD
+    assert seen["raised"] == gpu_training.AMPLE
+
+
+def narrow_the_fraction_below_what_is_held() -> None:
+    tensor = odd_tensor()
     torch.cuda.set_per_process_memory_fraction(0.001)
+    del tensor
+
+
+def narrow_the_fraction_to_nothing() -> None:
+    torch.cuda.set_per_process_memory_fraction(0.0)
 
 
 def share_with_another_process() -> None:
@@ -103,7 +135,8 @@ def record_history() -> None:
 
 
 REFUSED = {
-    narrow_the_fraction: "budget is fixed",
+    narrow_the_fraction_below_what_is_held: "is in use",
+    narrow_the_fraction_to_nothing: "the least that can serve a model",
     share_with_another_process: "cannot be shared",
     make_a_pool: "MemPool",
     record_history: "vdnn_alloc.dump",
