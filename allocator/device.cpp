@@ -237,8 +237,12 @@ void Device::release_unused() {
   if (state_.captures > 0) return;  // torch asks before it begins one
   wait_for_all_streams();
   const Lock lock(state_.mutex);
+  for (const auto& [address, block] : state_.table.all()) {
+    // What is away keeps its address, but must not keep frames alive that are released here.
+    if (!block->is_in_heap && !block->owns_frames()) state_.cache.unmap_if_idle(*block->mapping);
+  }
   state_.cache.retire_idle();
-  state_.pool.release_free();
+  state_.pool.release_free(state_.cache.mapped_frames());
   state_.note_frames();
 }
 

@@ -91,16 +91,17 @@ void FramePool::set_limit(std::size_t limit) {
   allowed_ = limit_ = limit;
 }
 
-void FramePool::release_free() {
-  for (Frame& frame : frames_) {
-    if (!frame.is_free) continue;
+void FramePool::release_free(const std::vector<bool>& is_mapped) {
+  for (FrameIndex index = 0; index < frames_.size(); ++index) {
+    Frame& frame = frames_[index];
+    if (!frame.is_free || is_mapped[index]) continue;
     driver_.release_frame(frame.handle);
     drop(frame.fence);
     frame = Frame{};
     --created_;
     --free_;
   }
-  limit_ = allowed_;  // what was refused before may be there by now
+  forget_refusals();
 }
 
 FramePool::FenceId FramePool::store(const Fence& fence, std::size_t frames) {

@@ -19,6 +19,8 @@ class FramePool {
  public:
   FramePool(Driver& driver, StreamClock& clock, std::size_t limit);
 
+  [[nodiscard]] std::size_t capacity() const { return frames_.size(); }
+  // How many may exist now: the budget, or what the device grants of it.
   [[nodiscard]] std::size_t limit() const { return limit_; }
   [[nodiscard]] std::size_t created() const { return created_; }
   [[nodiscard]] std::size_t free_count() const { return free_; }
@@ -48,8 +50,11 @@ class FramePool {
 
   // How many may exist from now on, up to the limit at construction. Precondition: no more do.
   void set_limit(std::size_t limit);
-  // Returns every free frame to the device. Precondition: none is mapped any more.
-  void release_free();
+  // The device may grant again what it refused before.
+  void forget_refusals() { limit_ = allowed_; }
+  // Returns every free frame to the device but those in `is_mapped`: the device would keep the
+  // memory of a frame that is mapped, and the budget would be passed behind our count.
+  void release_free(const std::vector<bool>& is_mapped);
   // Rule 7 and the counters; the sentence that is broken, or "".
   [[nodiscard]] std::string broken() const;
 

@@ -127,9 +127,22 @@ void MappingCache::take_over(std::span<const FrameIndex> frames) {
   }
 }
 
+void MappingCache::unmap_if_idle(Mapping& mapping) {
+  if (clock_.is_complete(mapping.last_use)) unmap(mapping);
+}
+
+std::vector<bool> MappingCache::mapped_frames() const {
+  std::vector<bool> is_mapped(pool_.capacity());
+  for (const auto& mapping : mappings_) {
+    if (!mapping->is_mapped) continue;
+    for (const FrameIndex frame : mapping->frames) is_mapped[frame] = true;
+  }
+  return is_mapped;
+}
+
 void MappingCache::retire_idle() {
   for (std::size_t i = 0; i < mappings_.size();) {
-    if (mappings_[i]->is_busy) {
+    if (mappings_[i]->is_busy || !clock_.is_complete(mappings_[i]->last_use)) {
       ++i;
     } else {
       retire(mappings_[i].get());

@@ -67,8 +67,13 @@ class MappingCache {
   // Stops keeping wherever these frames are kept: somebody else is about to take them.
   void take_over(std::span<const FrameIndex> frames);
 
-  // Retires all idle mappings. Precondition: the device has been waited for.
+  // Retires all idle mappings whose use was seen complete: all, if the device was waited for and
+  // nobody else freed anything since.
   void retire_idle();
+  // The same for a busy mapping whose address must stay.
+  void unmap_if_idle(Mapping& mapping);
+  // By frame: is it behind any mapping?
+  [[nodiscard]] std::vector<bool> mapped_frames() const;
   [[nodiscard]] std::size_t count() const { return mappings_.size(); }
   [[nodiscard]] std::uint64_t mapped_bytes() const { return frames_mapped_ * frame_bytes_; }
 

@@ -61,15 +61,16 @@ Fence Mover::record_last_use(const Block& block) {
 
 void Mover::offload(Block& block, void* host) {
   state_.clock.expect_other_streams();
-  state_.clock.wait(out_, record_last_use(block));
   try {
+    state_.clock.wait(out_, record_last_use(block));
     state_.driver->copy_to_host(host, block.address, block.bytes, state_.clock.stream(out_));
   } catch (...) {
     state_.host.free(host, Fence());  // nobody has touched it, and the data is where it was
     throw;
   }
-  block.host = host;
+  // If this throws the copy is under way into `host`, which is then lost rather than reused.
   block.host_ready = Fence(state_.clock.record(out_));
+  block.host = host;
   state_.table.set_state(block, BlockState::kOffloading);
   ++state_.stats.offloads;
   state_.stats.offloaded_bytes += block.bytes;
@@ -121,11 +122,8 @@ Fence Mover::copy_back(const Block& block, Mapping& mapping, const Fence& frames
     return Fence(state_.clock.record(via));
   } catch (...) {
     Fence fence = frames_fence;
-    fence.add(state_.clock.now(via));
-    state_.pool.give_back(mapping.prefix(block.frames), fence);
-    mapping.last_use.add(fence);
-    mapping.is_busy = false;
-    state_.note_frames();
+    fence.add(state_.clock.now(via));  // the copy may be under way
+    leave_place(mapping, block.frames, fence);
     throw;
   }
 }
@@ -171,6 +169,13 @@ void Mover::drop(Block& second_life) {
   state_.trace.add(TraceKind::kDrop, second_life.generation, second_life.bytes, second_life.layer);
   give_up_place(second_life, false);
   state_.table.erase(second_life);
+}
+
+void Mover::leave_place(Mapping& mapping, std::size_t frames, const Fence& fence) {
+  state_.pool.give_back(mapping.prefix(frames), fence);
+  mapping.last_use.add(fence);
+  mapping.is_busy = false;
+  state_.note_frames();
 }
 
 void Mover::give_up_place(Block& block, bool keep_for_ordinal) {

@@ -44,6 +44,9 @@ class Mover {
   // Gives a prefetched life up; the host copy is whole.
   void drop(Block& second_life);
 
+  // Gives back a place that was taken and has no block.
+  void leave_place(Mapping& mapping, std::size_t frames, const Fence& fence);
+
   // What must be done before the block's frames may be touched by others.
   [[nodiscard]] Fence last_use(const Block& block);
   // Gives the frames and the address back; the block is about to be forgotten.

@@ -6,8 +6,12 @@
 namespace vdnn {
 
 void Prefetch::pump(Lock& lock) {
-  start_cold_ones(lock);
-  for (std::size_t i = 0; i < kPrefetchesPerCall && start_next_prefetch(lock); ++i) {
+  try {
+    start_cold_ones(lock);
+    for (std::size_t i = 0; i < kPrefetchesPerCall && start_next_prefetch(lock); ++i) {
+    }
+  } catch (const DriverError&) {
+    // Nothing is lost: what was not started ahead of need is started, or fails, when it is needed.
   }
 }
 
@@ -61,9 +65,7 @@ bool Prefetch::start_next_prefetch(Lock& lock) {
   // The lock may have been dropped: the block may have been freed or brought back meanwhile.
   block = state_.table.by_generation(generation);
   if (block == nullptr || block->state != BlockState::kOffloaded || block->second_life != nullptr) {
-    state_.pool.give_back(place.mapping->prefix(request.frames), place.fence);
-    place.mapping->is_busy = false;
-    state_.note_frames();
+    mover_.leave_place(*place.mapping, request.frames, place.fence);
     return false;
   }
   mover_.bring_back(*block, *place.mapping, place.fence, mover_.in_stream());

@@ -25,12 +25,14 @@ void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t byt
     prune(choice, frames - usable);
     std::vector<void*> rooms;
     std::size_t missing_bytes = 0;
-    if (find_host_room(choice, rooms, missing_bytes)) {
-      carry_out(choice, rooms);
-      return;
-    }
     try {
+      if (find_host_room(choice, rooms, missing_bytes)) {
+        carry_out(choice, rooms);
+        return;
+      }
       grow_host(missing_bytes, lock);
+    } catch (const DriverError& refused) {
+      fail(bytes, refused.what());  // a copy was refused: the data is where it was
     } catch (const HostMemoryError& refused) {
       host_refusal = refused.what();
     }
@@ -119,6 +121,7 @@ std::size_t Pressure::obtainable_frames() const {
 
 void Pressure::fail(std::size_t bytes, const std::string& host_refusal) {
   ++state_.stats.ooms;
+  state_.pool.forget_refusals();  // the next request may ask the device again
   state_.trace.add(TraceKind::kOutOfMemory, 0, bytes, 0);
   const std::string text = explain(bytes);
   if (!host_refusal.empty()) throw HostMemoryError(text + " Offloading stopped: " + host_refusal);

@@ -24,6 +24,7 @@ struct Process {
   vdnn_config config{};
   std::atomic<bool> is_started{false};
   std::array<std::atomic<Device*>, kMaxDevices> devices{};
+  std::mutex names_mutex;  // taken with a device locked, so not the one above
   std::deque<std::string> layer_names;
   int fork_pipe[2] = {-1, -1};
   std::vector<std::pair<Addr, std::size_t>> fork_ranges;
@@ -205,7 +206,7 @@ bool is_forked_child() noexcept { return forked_child.load(std::memory_order_rel
 
 void name_layer(std::uint32_t layer, const char* name) {
   Process& p = process();
-  const std::lock_guard guard(p.mutex);
+  const std::lock_guard guard(p.names_mutex);
   while (p.layer_names.size() <= layer) p.layer_names.emplace_back();
   p.layer_names[layer] = name;
 }
@@ -213,7 +214,7 @@ void name_layer(std::uint32_t layer, const char* name) {
 const char* layer_name(std::uint32_t layer) {
   if (layer == 0) return "(outside every layer)";
   Process& p = process();
-  const std::lock_guard guard(p.mutex);
+  const std::lock_guard guard(p.names_mutex);
   return layer < p.layer_names.size() ? p.layer_names[layer].c_str() : "(unnamed layer)";
 }
 

@@ -112,9 +112,7 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
           .generation;
     }
     // Another thread brought it back while the lock was dropped.
-    state_.pool.give_back(place.mapping->prefix(request.frames), place.fence);
-    place.mapping->is_busy = false;
-    state_.note_frames();
+    mover_.leave_place(*place.mapping, request.frames, place.fence);
   }
 }
 

@@ -1,6 +1,7 @@
 // The functions that torch calls. No decisions here: find the device, pass on, turn a failure into
 // torch's typed error (through the glue's thrower), or the plain one that trainers recognise.
 #include <atomic>
+#include <cstdio>
 #include <stdexcept>
 
 #include "error_border.hpp"
@@ -61,7 +62,9 @@ vdnn_status vdnn_release_pool(int device, uint64_t pool) {
 
 void vdnn_torch_free(void* address, size_t, int device, void* stream) {
   if (address == nullptr || vdnn::is_forked_child()) return;
-  vdnn::device(device).free(address, stream);
+  // torch frees in destructors, where nothing may be thrown.
+  const vdnn_status status = vdnn::at_border([&] { vdnn::device(device).free(address, stream); });
+  if (status != VDNN_OK) std::fprintf(stderr, "vdnn_alloc: free: %s\n", vdnn::kept_error());
 }
 
 void vdnn_torch_record_stream(void* address, void* stream) {

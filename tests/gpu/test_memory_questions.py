@@ -88,8 +88,8 @@ def test_a_wide_memory_fraction_is_the_budgets() -> None:
 
 def lower_and_raise_the_fraction() -> dict[str, int]:
     """Lowers it to 1.5 times the odd tensor, and raises it again."""
-    device_total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.5 * ODD / device_total)
+    per_byte = torch.cuda.get_per_process_memory_fraction() / gpu_training.AMPLE
+    torch.cuda.set_per_process_memory_fraction(1.5 * ODD * per_byte)
     seen = {"lowered": torch.cuda.mem_get_info()[1]}
     tensor = odd_tensor()
     seen["reserved"] = torch.cuda.memory_reserved()

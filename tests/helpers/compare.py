@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 def digest(tensor: Tensor) -> str:
     """The hash of a tensor's bytes; the copy that is hashed is not torch's memory."""
-    contiguous = np.ascontiguousarray(tensor.detach().numpy())
+    contiguous = np.ascontiguousarray(tensor.detach().cpu().numpy())
     return hashlib.sha256(contiguous.tobytes()).hexdigest()
 
 
@@ -28,7 +28,7 @@ def digests(model: nn.Module) -> list[str]:
 
 def arrays(tensors: dict[str, Tensor]) -> Arrays:
     """Copies that live in numpy's memory, outside the allocator under test."""
-    return {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
 @dataclass

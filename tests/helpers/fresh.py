@@ -54,13 +54,18 @@ def context() -> multiprocessing.context.ForkServerContext:
     return server
 
 
-def run(function: Callable[..., object], *args: object, install: Settings | None = None) -> Ended:
+def run(
+    function: Callable[..., object],
+    *args: object,
+    install: Settings | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Ended:
     """Calls function(*args) in a fresh process, after vdnn_alloc.install(**install) if given."""
     with tempfile.TemporaryDirectory(prefix="vdnn_test_") as folder:
         written, text = Path(folder, "result"), Path(folder, "text")
         child = context().Process(target=_child, args=(written, text, function, args, install))
         child.start()
-        child.join(TIMEOUT_S)
+        child.join(timeout_s)
         if child.is_alive():
             child.kill()
             child.join()
@@ -70,9 +75,14 @@ def run(function: Callable[..., object], *args: object, install: Settings | None
         return Ended(child.exitcode, said, *pickle.loads(written.read_bytes()))
 
 
-def call(function: Callable[..., object], *args: object, install: Settings | None = None) -> Ended:
+def call(
+    function: Callable[..., object],
+    *args: object,
+    install: Settings | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Ended:
     """The same, and the process must end well."""
-    return run(function, *args, install=install).check()
+    return run(function, *args, install=install, timeout_s=timeout_s).check()
 
 
 def same_as_stock(function: Callable[..., object], *args: object, install: Settings) -> Ended:

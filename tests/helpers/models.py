@@ -54,12 +54,16 @@ def images(count: int, side: int = 32) -> Callable[[torch.Generator], Batch]:
     return draw
 
 
-def pictures_and_masks(generator: torch.Generator) -> Batch:
+def pictures_and_masks(count: int, side: int = 32) -> Callable[[torch.Generator], Batch]:
     """Random images with a target of the same size."""
-    return (
-        torch.randn(8, 3, 32, 32, generator=generator),
-        torch.randn(8, 1, 32, 32, generator=generator),
-    )
+
+    def draw(generator: torch.Generator) -> Batch:
+        return (
+            torch.randn(count, 3, side, side, generator=generator),
+            torch.randn(count, 1, side, side, generator=generator),
+        )
+
+    return draw
 
 
 def sequences(length: int, count: int, width: int) -> Callable[[torch.Generator], Batch]:
@@ -84,7 +88,7 @@ def rows(count: int, width: int) -> Callable[[torch.Generator], Batch]:
     return draw
 
 
-def vgg(*, depths: tuple[int, ...] = (32, 32), channels: int = 8) -> nn.Module:
+def vgg(*, depths: tuple[int, ...] = (80, 32), channels: int = 8) -> nn.Module:
     """Plain convolutions with in-place ReLU: the ReLU overwrites what the convolution wrote."""
     layers: list[nn.Module] = []
     inputs = 3
@@ -126,16 +130,16 @@ class Residual(nn.Module):
         return torch.as_tensor(self.relu(out))
 
 
-def resnet() -> nn.Module:
+def resnet(*, depths: tuple[int, int] = (8, 6), channels: int = 16) -> nn.Module:
     """A residual network in two stages."""
     return nn.Sequential(
-        conv_norm_relu(3, 16),
-        *[Residual(16) for _ in range(8)],
-        nn.Conv2d(16, 32, 2, stride=2),
-        *[Residual(32) for _ in range(6)],
+        conv_norm_relu(3, channels),
+        *[Residual(channels) for _ in range(depths[0])],
+        nn.Conv2d(channels, 2 * channels, 2, stride=2),
+        *[Residual(2 * channels) for _ in range(depths[1])],
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(32, 10),
+        nn.Linear(2 * channels, 10),
     )
 
 
@@ -210,9 +214,9 @@ def deep_chain() -> nn.Module:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "vgg": Workload(vgg, images(16), classify, is_chain=True),
+    "vgg": Workload(vgg, images(8), classify, is_chain=True),
     "resnet": Workload(resnet, images(8), classify),
-    "unet": Workload(UNet, pictures_and_masks, match),
+    "unet": Workload(UNet, pictures_and_masks(8), match),
     "lstm": Workload(Recurrent, sequences(12, 64, 32), classify),
     "transformer": Workload(Transformer, sequences(32, 32, 64), classify),
     "twice": Workload(lambda: vgg(depths=(14, 14)), images(32), classify_both_halves),

@@ -35,6 +35,7 @@ class Job:
     policy: str = "dyn"
     seed: int = 0
     check: int = 1
+    frame_bytes: int | None = None  # None: what install() chooses
 
     def settings(self) -> fresh.Settings | None:
         """The arguments of vdnn_alloc.install, or None."""
@@ -45,6 +46,7 @@ class Job:
             "policy": self.policy,
             "seed": self.seed,
             "check": self.check,
+            "frame": self.frame_bytes,
         }
 
 
@@ -136,6 +138,7 @@ def command(job: Job, percent: int) -> str:
     return (
         f"python -m tests.helpers.run_training --model {job.model} --optimizer {job.optimizer}"
         f" --budget {percent}% --policy {job.policy} --seed {job.seed} --check {job.check}"
+        + (f" --frame {job.frame_bytes}" if job.frame_bytes else "")
     )
 
 
@@ -149,8 +152,17 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=int, default=1)
+    parser.add_argument("--frame", type=int, help="bytes of one frame")
     args = parser.parse_args()
-    job = Job(args.model, args.optimizer, args.steps, None, args.policy, args.seed, args.check)
+    job = Job(
+        model=args.model,
+        optimizer=args.optimizer,
+        steps=args.steps,
+        policy=args.policy,
+        seed=args.seed,
+        check=args.check,
+        frame_bytes=args.frame,
+    )
     if args.budget.endswith("%"):
         job = at_share(job, int(args.budget[:-1]))
     else:

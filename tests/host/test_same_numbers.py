@@ -133,14 +133,19 @@ def test_from_the_third_step_on_the_driver_maps_unmaps_and_creates_nothing(
 def test_a_chain_moves_hardly_more_bytes_than_the_budget_lacks(
     model: str, optimizer: str, percent: int
 ) -> None:
-    job = trained(model, optimizer, percent)
+    # A ten-thousandth of the peak, as 2 MiB are on a GPU: the bound is on moving, not on rounding.
+    plain = Job(model, optimizer, frame_bytes=4096)
+    jobs = {share: at_share(plain, share) for share in SHARES}
+    start(*jobs.values())
+    job = jobs[percent]
 
     ours = outcome_of(job)
 
     assert job.budget_bytes is not None
     lacking = peak_bytes(job) - job.budget_bytes
     for way in ("offloaded_bytes", "prefetched_bytes"):
-        assert max(ours.per_step(way)) <= 1.05 * lacking, (way, command(job, percent))
+        learned = ours.per_step(way)[2:]
+        assert max(learned) <= 1.05 * lacking, (way, command(job, percent))
 
 
 @pytest.mark.parametrize("seed", range(1, 11))

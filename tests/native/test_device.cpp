@@ -120,6 +120,22 @@ TEST(unused_frames_go_back_to_the_device) {
   EXPECT(small.driver->witness_bytes() == 0);
 }
 
+// Rule 7: a frame that is still behind an address is not given back, or the device would hold more
+// than is counted.
+TEST(emptying_the_cache_while_blocks_are_away_keeps_the_budget) {
+  SmallDevice small;
+  small.save(0, 8, 41);
+  void* const large = small.allocate(16);
+  small.device->free(large, small.stream);
+
+  small.device->release_unused();
+
+  EXPECT(small.stats().created_bytes == 0);
+  EXPECT(small.driver->witness_bytes() == 0);
+  small.restore(0, 8, 41);
+  EXPECT(small.driver->witness_bytes() <= small.budget_bytes);
+}
+
 TEST(a_tiny_block_shares_frames) {
   SmallDevice small;
   std::vector<void*> tiny;

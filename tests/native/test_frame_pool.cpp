@@ -116,7 +116,7 @@ TEST(a_device_that_is_full_lowers_the_limit_to_what_exists) {
   EXPECT(room.pool.limit() == 5);
   EXPECT(room.pool.unowned() == 1);
   room.pool.give_back(some, Fence());
-  room.pool.release_free();
+  room.pool.release_free(std::vector<bool>(kLimit));
   EXPECT(room.pool.limit() == kLimit);
   EXPECT(room.driver->witness_bytes() == 0);
 }
