@@ -11,12 +11,7 @@ stock itself uses outside its allocator.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench" / "results"
+sys.path.insert(0, str(ROOT))  # this file is also run as a program
+
+from bench import processes  # noqa: E402
+from vdnn_alloc.units import parse_bytes  # noqa: E402
+
 EQUALITY_STEPS = 5
 WARM_UP = 4  # steps in which vdnn_alloc learns; the target of 0 driver calls begins after them
 TOLERANCE_BYTES = 64 << 20  # between two readings of what a process uses outside its allocator
@@ -60,27 +59,18 @@ class Run:
 def train(args: argparse.Namespace, *, equality: bool, ours: bool) -> Run:
     """One training in a fresh process."""
     steps = EQUALITY_STEPS if equality else WARM_UP + args.steps
-    command = [sys.executable, "-m", "bench.vgg_training", "--network", args.network]
-    command += ["--batch", str(args.batch), "--precision", args.precision, "--steps", str(steps)]
-    command += ["--equality"] * equality
-    command += ["--budget", args.budget, "--policy", args.policy] * ours
+    arguments = ["--network", args.network, "--batch", str(args.batch)]
+    arguments += ["--precision", args.precision, "--steps", str(steps)]
+    arguments += ["--equality"] * equality
+    arguments += ["--budget", args.budget, "--policy", args.policy] * ours
     if equality and not ours:
-        command += ["--engine-room", str(int(budget_bytes(args.budget) * args.engine_room))]
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    environment.pop("VDNN_ALLOC", None)
-    if equality:
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    facts = json.loads(done.stdout.splitlines()[-1])
+        arguments += ["--engine-room", str(int(budget_bytes(args.budget) * args.engine_room))]
+    settings = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if equality else {}
+    facts = processes.train("bench.vgg_training", arguments, settings)
     return Run(facts.pop("rows"), facts)
 
 
 def budget_bytes(text: str) -> int:
-    sys.path.insert(0, str(ROOT))
-    from vdnn_alloc.units import parse_bytes
-
     return parse_bytes(text, "--budget")
 
 
@@ -137,20 +127,12 @@ def show(summary: dict[str, Any], args: argparse.Namespace) -> None:
 
 def write(summary: dict[str, Any], runs: dict[str, Run], args: argparse.Namespace) -> Path:
     """Machine, versions and settings beside the figures."""
-    facts = runs["ours timing"].facts
-    document = {
-        "machine": {"device": facts["device"], "host": platform.platform(), "cpus": os.cpu_count()},
-        "versions": {key: facts[key] for key in ("torch", "cuda", "cudnn")},
-        "settings": vars(args),
-        "date": time.strftime("%Y-%m-%d"),
+    name = f"vgg_budget-{args.network}-{args.batch}-{args.precision}-{args.budget}"
+    figures = {
         "summary": summary,
         "runs": {name: {"rows": run.rows, **run.facts} for name, run in runs.items()},
     }
-    RESULTS.mkdir(exist_ok=True)
-    name = f"vgg_budget-{args.network}-{args.batch}-{args.precision}-{args.budget}.json"
-    path = RESULTS / name
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
+    return processes.write(name, runs["ours timing"].facts, vars(args), figures)
 
 
 def failures(summary: dict[str, Any]) -> list[str]:
@@ -189,10 +171,7 @@ def main() -> int:
     summary = summarise(runs, budget)
     show(summary, args)
     print(f"written: {write(summary, runs, args).relative_to(ROOT)}")
-    found = failures(summary)
-    for failure in found:
-        print(f"FAILED: {failure}", file=sys.stderr)
-    return 1 if found else 0
+    return processes.judge(failures(summary))
 
 
 if __name__ == "__main__":

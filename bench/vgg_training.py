@@ -18,6 +18,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench import processes
 from bench.device_memory import PeakUse, used_bytes
 
 SEED = 20160618
@@ -182,10 +183,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "used_max": use.peak_bytes,
         "outside_allocator": used_bytes() - torch.cuda.memory_reserved(),
         "allocated_max": torch.cuda.max_memory_allocated(),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        **processes.facts(),
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
     }
 

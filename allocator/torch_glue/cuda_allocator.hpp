@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph_captures.hpp"
 #include "vdnn_alloc.h"
 
 namespace vdnn::glue {
@@ -152,9 +153,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     return static_cast<double>(read(device).budget_bytes) / static_cast<double>(total);
   }
 
-  // A smaller budget from now on, or one up to what was installed. (No number is put into a
-  // sentence on this side of the border: that takes a std::ostream, and CUDA's libraries, which
-  // torch loads for all to see, may bring another libstdc++'s.)
+  // A smaller budget from now on, or a larger one up to what was installed.
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
     const std::size_t total = CUDAAllocator::getMemoryInfo(device).second;
     const auto bytes = static_cast<std::uint64_t>(fraction * static_cast<double>(total));
@@ -200,27 +199,15 @@ class CudaAllocator final : public CUDAPluggableAllocator {
   // torch calls begin before the capture and end after it. `filter` says which streams capture.
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
-    TORCH_CHECK(vdnn_begin_capture(device, pool_number(pool)) == VDNN_OK, vdnn_last_error());
-    const std::lock_guard lock(captures_mutex_);
-    captures_.push_back({device, pool_number(pool), std::move(filter)});
-    is_capturing_ = true;
+    captures_.begin(device, pool, std::move(filter));
   }
 
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
-    {
-      const std::lock_guard lock(captures_mutex_);
-      const auto it = std::find_if(captures_.begin(), captures_.end(), [&](const Capture& c) {
-        return c.device == device && c.pool == pool_number(pool);
-      });
-      if (it == captures_.end()) return;
-      captures_.erase(it);
-      is_capturing_ = !captures_.empty();
-    }
-    TORCH_CHECK(vdnn_end_capture(device) == VDNN_OK, vdnn_last_error());
+    captures_.end(device, pool);
   }
 
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
-    TORCH_CHECK(vdnn_release_pool(device, pool_number(pool)) == VDNN_OK, vdnn_last_error());
+    GraphCaptures::release(device, pool);
   }
 
   // --- what cannot be right -----------------------------------------------------------------
@@ -274,7 +261,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
       void* life = std::exchange(life_to_give_, nullptr);
       void* address = life;
       if (address == nullptr) {
-        const std::uint64_t pool = is_capturing_ ? pool_for(device, stream) : 0;
+        const std::uint64_t pool = captures_.pool_for(device, stream);
         address = pool != 0 ? vdnn_graph_malloc(bytes, device, stream, pool)
                             : vdnn_torch_malloc(bytes, device, stream);
       }
@@ -326,25 +313,6 @@ class CudaAllocator final : public CUDAPluggableAllocator {
                 "vdnn_alloc does not do; use mode=\"default\" or \"max-autotune-no-cudagraphs\"");
   }
 
-  struct Capture {
-    int device;
-    std::uint64_t pool;
-    std::function<bool(cudaStream_t)> captures;
-  };
-
-  // torch's pair of numbers, of which one is always 0, as one that never is.
-  static std::uint64_t pool_number(c10::MempoolId_t pool) {
-    return pool.first != 0 ? pool.first * 2 + 1 : pool.second * 2 + 2;
-  }
-
-  std::uint64_t pool_for(int device, cudaStream_t stream) {
-    const std::lock_guard lock(captures_mutex_);
-    for (const Capture& capture : captures_) {
-      if (capture.device == device && capture.captures(stream)) return capture.pool;
-    }
-    return 0;
-  }
-
   static vdnn_stats read(int device) {
     vdnn_stats stats{};
     TORCH_CHECK(vdnn_read_stats(device, &stats) == VDNN_OK, vdnn_last_error());
@@ -358,9 +326,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   static inline thread_local void* life_to_give_ = nullptr;
   std::deque<DeviceCounts> counts_;  // by device; its elements cannot be moved
-  std::atomic<bool> is_capturing_{false};
-  std::mutex captures_mutex_;
-  std::vector<Capture> captures_;
+  GraphCaptures captures_;
   std::mutex observers_mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;
 };

@@ -2,10 +2,10 @@
 
     python -m tests.helpers.convert_trace vgg19_256_fp32.json.gz tests/native/traces/big_vgg19.txt
 
-The profile is gzipped JSON: `mem`, a list of [time, "alloc" | "free_completed", address, bytes], and
-`ev`, a list of [time, "save" | "use" | "fwd_end" | "bwd_end", address, bytes, is_parameter]. The
-trace's words are record_trace.py's; there are no operators in it. When the program lets go of what
-it saved is not in the profile: here that is when it has saved two more storages.
+The profile is gzipped JSON: `mem`, a list of [time, "alloc" | "free_completed", address, bytes],
+and `ev`, a list of [time, "save" | "use" | "fwd_end" | "bwd_end", address, bytes, is_parameter].
+The trace's words are record_trace.py's; there are no operators in it. When the program lets go of
+what it saved is not in the profile: here that is when it has saved two more storages.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def convert(path: str) -> list[str]:
     with gzip.open(path) as file:
         profile = json.load(file)
     events = [(e[0], 0 if e[1] == "alloc" else 2, e[1], e[2], e[3], False) for e in profile["mem"]]
-    events += [(e[0], 1, *(e[1:] + [0, 0, False])[:4]) for e in profile["ev"]]
+    events += [(e[0], 1, *[*e[1:], 0, 0, False][:4]) for e in profile["ev"]]
     events.sort(key=lambda event: event[:2])
     first = Converter()
     for _, _, *event in events:

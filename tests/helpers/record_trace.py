@@ -232,12 +232,13 @@ ZERO_GRAD_LATE = {"transformer"}
 def layers_noted(recorder: Recorder, model: nn.Module) -> Iterator[None]:
     """Writes a line as each module that has no children begins."""
     leaves = [module for module in model.modules() if not list(module.children())]
-    handles = [
-        module.register_forward_pre_hook(
-            lambda module, args, number=number: recorder.write("layer", number)
-        )
-        for number, module in enumerate(leaves, start=1)
-    ]
+    numbers = {module: number for number, module in enumerate(leaves, start=1)}
+
+    def note(module: nn.Module, args: object) -> None:
+        del args
+        recorder.write("layer", numbers[module])
+
+    handles = [module.register_forward_pre_hook(note) for module in leaves]
     try:
         yield
     finally:

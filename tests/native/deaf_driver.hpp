@@ -1,5 +1,5 @@
-// Drivers that do not wait where they are told to: one edge of the order is missing, and a test that
-// checks the order must notice.
+// Drivers that do not wait where they are told to: one edge of the order is missing, and a test
+// that checks the order must notice.
 #pragma once
 
 #include <algorithm>

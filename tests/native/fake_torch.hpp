@@ -44,8 +44,7 @@ struct Pattern {
 inline void fill(const Pattern& pattern) {
   auto* const words = reinterpret_cast<std::uint64_t*>(pattern.address);
   std::fill_n(words, pattern.bytes / sizeof *words, pattern.word);
-  std::memcpy(words + pattern.bytes / sizeof *words, &pattern.word,
-              pattern.bytes % sizeof *words);
+  std::memcpy(words + pattern.bytes / sizeof *words, &pattern.word, pattern.bytes % sizeof *words);
 }
 
 inline bool holds(const Pattern& pattern) {
@@ -97,14 +96,15 @@ class Program {
 
   // Reads that found another pattern than the last one written. Complete after synchronize().
   [[nodiscard]] std::uint64_t wrong_reads() const { return wrong_reads_.load(); }
-  [[nodiscard]] Stream stream() const { return streams_[turn_ / options_.operators_per_stream %
-                                                         streams_.size()]; }
+  [[nodiscard]] Stream stream() const {
+    return streams_[turn_ / options_.operators_per_stream % streams_.size()];
+  }
 
  private:
   // All tensors over one memory, wherever it lives now, and the controller's record of it.
   struct Memory {
     std::size_t bytes = 0;
-    std::uint64_t word = 0;             // the pattern that is in it; 0: never written
+    std::uint64_t word = 0;  // the pattern that is in it; 0: never written
     std::unique_ptr<FakeStorage> storage;
     Stream born_on = nullptr;
     std::set<Stream> used_on;
@@ -114,9 +114,9 @@ class Program {
     std::set<Stream> read_on;
     bool is_second_life = false;
     std::uint32_t program_holds = 0;
-    std::uint32_t aliases = 0;          // of the record; each holds the storage
-    std::uint32_t saves = 0;            // alive
-    std::uint64_t generation = 0;       // 0: it never moves
+    std::uint32_t aliases = 0;     // of the record; each holds the storage
+    std::uint32_t saves = 0;       // alive
+    std::uint64_t generation = 0;  // 0: it never moves
   };
 
   void release_if_dead(StorageId id);
@@ -262,13 +262,12 @@ inline void Program::save(std::uint32_t index, StorageId id) {
   Memory& memory = memories_.at(id);
   memory.used_on.insert(stream());
   ++memory.storage->holders;  // the alias exists before the core hears of it
-  const std::uint64_t generation =
-      device_.save(reinterpret_cast<void*>(memory.storage->address),
-                   {.storage = memory.storage.get(),
-                    .stream = stream(),
-                    .layer = current_layer().layer,
-                    .save_index = index,
-                    .is_eager = true});
+  const std::uint64_t generation = device_.save(reinterpret_cast<void*>(memory.storage->address),
+                                                {.storage = memory.storage.get(),
+                                                 .stream = stream(),
+                                                 .layer = current_layer().layer,
+                                                 .save_index = index,
+                                                 .is_eager = true});
   saved_[index] = {id, generation != 0};
   if (generation == 0) return;
   memory.generation = generation;

@@ -31,7 +31,10 @@ struct MappingCalls {
 class Replay {
  public:
   Replay(const TraceFile& trace, const ReplayOptions& options)
-      : trace_(trace), options_(options), device_(make_device()), program_(*device_, *driver_, {.streams = options.streams}) {
+      : trace_(trace),
+        options_(options),
+        device_(make_device()),
+        program_(*device_, *driver_, {.streams = options.streams}) {
     for (const TraceLine& line : trace.prologue) program_.run(line);
   }
 
@@ -105,9 +108,9 @@ struct Peak {
 };
 
 inline Peak measure_peak(const TraceFile& trace, std::size_t streams = 1) {
-  Replay replay(trace, {.budget_bytes = std::size_t{64} << 20,
-                        .policy = VDNN_POLICY_NONE,
-                        .streams = streams});
+  Replay replay(
+      trace,
+      {.budget_bytes = std::size_t{64} << 20, .policy = VDNN_POLICY_NONE, .streams = streams});
   for (int i = 0; i < 3; ++i) replay.step();
   replay.program().synchronize();
   const vdnn_stats stats = replay.stats();

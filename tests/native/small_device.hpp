@@ -22,9 +22,8 @@ class SmallDevice {
  public:
   explicit SmallDevice(const SmallDeviceOptions& options = {})
       : budget_bytes(options.frames * kFrame) {
-    auto made = make_host_driver({.frame_bytes = kFrame,
-                                  .capacity_bytes = budget_bytes,
-                                  .seed = options.seed});
+    auto made = make_host_driver(
+        {.frame_bytes = kFrame, .capacity_bytes = budget_bytes, .seed = options.seed});
     driver = made.get();
     vdnn_config config{};
     config.policy = options.policy;
@@ -34,6 +33,11 @@ class SmallDevice {
     Mover::set_use_count_reader(read_holders);
     device->begin_episode(0, 0, {});
   }
+
+  // The process's own devices live for ever, so a thread may remember the one that refused it last.
+  ~SmallDevice() { settle_refusal(false); }
+  SmallDevice(const SmallDevice&) = delete;
+  SmallDevice& operator=(const SmallDevice&) = delete;
 
   [[nodiscard]] void* allocate(std::size_t frames) {
     return device->allocate(frames * kFrame, stream);
@@ -46,11 +50,9 @@ class SmallDevice {
     void* const address = reinterpret_cast<void*>(storage.address);
     driver->launch(stream, [=] { std::memset(address, value, frames * kFrame); });
     storage.holders = is_held ? 2 : 1;
-    generations[index] = device->save(address, {.storage = &storage,
-                                                .stream = stream,
-                                                .layer = 0,
-                                                .save_index = index,
-                                                .is_eager = true});
+    generations[index] = device->save(
+        address,
+        {.storage = &storage, .stream = stream, .layer = 0, .save_index = index, .is_eager = true});
     EXPECT(generations[index] != 0);
     return storage;
   }

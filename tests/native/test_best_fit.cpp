@@ -1,6 +1,5 @@
 // Best fit over ranges: the smallest piece that fits, neighbours merged, ranges never merged.
 #include "best_fit.hpp"
-
 #include "test_case.hpp"
 
 namespace vdnn::test {

@@ -1,6 +1,5 @@
 // Blocks by address and generation, the transition table, and the order of next uses.
 #include "block_table.hpp"
-
 #include "test_case.hpp"
 
 namespace vdnn::test {

@@ -1,6 +1,5 @@
 // What a step teaches the next: mappings by ordinal, who left, and the timeline of frames.
 #include "episode.hpp"
-
 #include "test_case.hpp"
 
 namespace vdnn::test {

@@ -1,6 +1,5 @@
 // Points, fences and the clock of streams: what may be waited for, and that a wait is behind it.
 #include "fence.hpp"
-
 #include "test_case.hpp"
 
 namespace vdnn::test {

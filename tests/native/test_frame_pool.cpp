@@ -1,7 +1,6 @@
 // Frames under a budget: each is free or owned once, and carries the fence of its last owner.
-#include "frame_pool.hpp"
-
 #include "check.hpp"
+#include "frame_pool.hpp"
 #include "pool_contract.hpp"
 
 namespace vdnn::test {
@@ -13,8 +12,8 @@ constexpr StreamIndex kStream = 0;
 
 struct Room {
   Room()
-      : driver(make_host_driver(
-            {.frame_bytes = kFrameBytes, .capacity_bytes = kLimit * kFrameBytes})),
+      : driver(
+            make_host_driver({.frame_bytes = kFrameBytes, .capacity_bytes = kLimit * kFrameBytes})),
         clock(*driver),
         pool(*driver, clock, kLimit) {
     static_cast<void>(clock.index_of(nullptr));

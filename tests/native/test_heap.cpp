@@ -1,6 +1,5 @@
 // The heap of small blocks: best fit in slabs, one heap a stream.
 #include "heap.hpp"
-
 #include "pool_contract.hpp"
 
 namespace vdnn::test {

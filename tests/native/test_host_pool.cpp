@@ -1,10 +1,9 @@
 // Pinned host memory: a budget, slabs grown in three steps, and a quarantine for what a copy may
 // still read.
-#include "host_pool.hpp"
-
 #include <cstring>
 
 #include "check.hpp"
+#include "host_pool.hpp"
 #include "pool_contract.hpp"
 
 namespace vdnn::test {

@@ -1,9 +1,8 @@
 // Aliased mappings: taken again without a driver call, oldest first, and unmapped only when idle.
-#include "mapping_cache.hpp"
-
 #include <cstring>
 
 #include "check.hpp"
+#include "mapping_cache.hpp"
 #include "test_case.hpp"
 
 namespace vdnn::test {
@@ -15,8 +14,8 @@ constexpr StreamIndex kStream = 0;
 
 struct Room {
   Room()
-      : driver(make_host_driver(
-            {.frame_bytes = kFrameBytes, .capacity_bytes = kLimit * kFrameBytes})),
+      : driver(
+            make_host_driver({.frame_bytes = kFrameBytes, .capacity_bytes = kLimit * kFrameBytes})),
         clock(*driver),
         pool(*driver, clock, kLimit),
         cache(*driver, clock, pool) {

@@ -25,11 +25,10 @@ struct Setting {
   std::uint32_t policy;
   double part;  // of the peak
 };
-constexpr Setting kSettings[] = {{VDNN_POLICY_NONE, 1.0},     {VDNN_POLICY_EAGER, 1.0},
-                                 {VDNN_POLICY_PRESSURE, 1.0}, {VDNN_POLICY_EAGER, 0.8},
-                                 {VDNN_POLICY_PRESSURE, 0.8}, {VDNN_POLICY_EAGER, 0.6},
-                                 {VDNN_POLICY_PRESSURE, 0.6}, {VDNN_POLICY_EAGER, 0.4},
-                                 {VDNN_POLICY_PRESSURE, 0.4}};
+constexpr Setting kSettings[] = {
+    {VDNN_POLICY_NONE, 1.0},     {VDNN_POLICY_EAGER, 1.0},    {VDNN_POLICY_PRESSURE, 1.0},
+    {VDNN_POLICY_EAGER, 0.8},    {VDNN_POLICY_PRESSURE, 0.8}, {VDNN_POLICY_EAGER, 0.6},
+    {VDNN_POLICY_PRESSURE, 0.6}, {VDNN_POLICY_EAGER, 0.4},    {VDNN_POLICY_PRESSURE, 0.4}};
 
 using Choices = std::vector<std::array<std::uint64_t, 3>>;
 
@@ -41,17 +40,16 @@ Choices replay(const TraceFile& trace, const ReplayOptions& options, bool must_m
   return one.choices();
 }
 
-// Every policy, budget, number of streams and seed: right bytes, no budget passed, nothing left, and
-// the same choices whatever the lateness.
+// Every policy, budget, number of streams and seed: right bytes, no budget passed, nothing left,
+// and the same choices whatever the lateness.
 void replay_all(const char* name) {
   const TraceFile trace = read_trace_file(name);
   std::uint64_t seed = 0;
   for (const std::size_t streams : kStreams) {
     const double peak = static_cast<double>(measure_peak(trace, streams).owned_bytes);
     for (const auto& [policy, part] : kSettings) {
-      ReplayOptions options{.budget_bytes = round_to_frames(peak * part),
-                            .policy = policy,
-                            .streams = streams};
+      ReplayOptions options{
+          .budget_bytes = round_to_frames(peak * part), .policy = policy, .streams = streams};
       const bool must_move = policy == VDNN_POLICY_EAGER || part < 1;
       const Choices choices = replay(trace, options, must_move);
       for (std::uint64_t i = 0; i < kSeedsPerCase; ++i) {

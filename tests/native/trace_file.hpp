@@ -1,5 +1,5 @@
-// Reads the recorded steps in traces/: what a training step of a real model asked for. The format is
-// described in tests/helpers/record_trace.py, which writes it.
+// Reads the recorded steps in traces/: what a training step of a real model asked for. The format
+// is described in tests/helpers/record_trace.py, which writes it.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ enum class Verb { kAlloc, kDrop, kOp, kSave, kUse, kUnsave, kLayer, kOptimizer, 
 
 struct TraceLine {
   Verb verb;
-  std::uint32_t first = 0;    // a storage; of save, use and unsave the index; of layer its number
-  std::uint64_t second = 0;   // bytes; of save and becomes a storage
+  std::uint32_t first = 0;   // a storage; of save, use and unsave the index; of layer its number
+  std::uint64_t second = 0;  // bytes; of save and becomes a storage
   std::vector<StorageId> reads, writes;  // of an operator
 };
 
