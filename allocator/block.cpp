@@ -25,6 +25,11 @@ void Block::finish_use(std::uint32_t save_index) {
   derive_next_use();
 }
 
+void Block::forget_uses() {
+  uses.clear();
+  derive_next_use();
+}
+
 void Block::derive_next_use() {
   next_use.generation = generation;
   if (uses.empty()) {

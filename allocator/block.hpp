@@ -87,6 +87,7 @@ struct Block {
   // Marks one save as restored, or adds one, and derives next_use.
   void add_use(std::uint32_t save_index, std::uint32_t rank);
   void finish_use(std::uint32_t save_index);
+  void forget_uses();
 
  private:
   void derive_next_use();

@@ -94,6 +94,12 @@ void BlockTable::finish_use(Block& block, std::uint32_t save_index) {
   link(block);
 }
 
+void BlockTable::forget_uses(Block& block) {
+  unlink(block);
+  block.forget_uses();
+  link(block);
+}
+
 void BlockTable::mark_saved(Block& block) {
   unlink(block);
   block.is_saved = true;

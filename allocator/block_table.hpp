@@ -32,6 +32,8 @@ class BlockTable {
   // Changes what next_use is derived from.
   void add_use(Block& block, std::uint32_t save_index, std::uint32_t rank);
   void finish_use(Block& block, std::uint32_t save_index);
+  // Its saves are dead.
+  void forget_uses(Block& block);
   void mark_saved(Block& block);
 
   [[nodiscard]] const ByUse& resident_saved() const { return resident_; }

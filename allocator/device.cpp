@@ -36,7 +36,9 @@ Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& c
       mover_(state_),
       pressure_(state_, mover_),
       placement_(state_, pressure_),
-      prefetch_(state_, mover_, pressure_, placement_) {}
+      prefetch_(state_, mover_, pressure_, placement_) {
+  come_alive();
+}
 
 StreamIndex Device::arrive(Stream stream) {
   const StreamIndex index = state_.clock.index_of(stream);
@@ -74,7 +76,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   try {
     return is_tiny || belongs_in_heap(bytes, ordinal)
-               ? allocate_in_heap(bytes, stream, waits, lock)
+               ? allocate_in_heap(bytes, stream, lock)
                : allocate_frames(bytes, ordinal, stream, waits, lock);
   } catch (const OutOfMemory&) {
     refusal_of_this_thread = {this, current_layer().layer};
@@ -109,7 +111,7 @@ bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const {
   return !state_.book.is_inside() || !state_.book.may_be_saved(ordinal);
 }
 
-Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock) {
+Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock) {
   for (;;) {
     const Addr address = state_.heap.allocate(bytes, stream);
     if (address != 0) {
@@ -129,10 +131,25 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& wa
                                          .ordinal = ordinal,
                                          .stream = stream},
                                         lock);
-    state_.clock.collect(place.fence, stream, waits);
+    wait_for_slab(place, frames, stream, lock);
     state_.heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
     state_.book.take_frames(frames);
   }
+}
+
+// Whoever takes from a slab waits for nothing, so its frames must be ready before anybody sees it.
+void Device::wait_for_slab(const Place& place, std::size_t frames, StreamIndex stream, Lock& lock) {
+  Waits waits;
+  state_.clock.collect(place.fence, stream, waits);
+  lock.unlock();
+  try {
+    waits.issue(*state_.driver);
+  } catch (...) {
+    lock.lock();
+    mover_.leave_place(*place.mapping, frames, place.fence);
+    throw;
+  }
+  lock.lock();
 }
 
 Block& Device::allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
@@ -172,9 +189,14 @@ void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream)
 
 void Device::free(void* address, Stream stream) {
   Lock lock(state_.mutex);
-  arrive(stream);
   Block* block = state_.table.at(reinterpret_cast<Addr>(address));
   VDNN_ASSERT(block != nullptr, "an address is freed that was never handed out");
+  block->storage = nullptr;  // it dies with this call
+  try {
+    arrive(stream);
+  } catch (const DriverError&) {
+    // The event is recorded at the stream's next call; until then its frames stay on the stream.
+  }
   if (state_.captures > 0 && block->is_in_heap && !block->other_streams.empty()) {
     frees_after_capture_.emplace_back(address, stream);  // needs waits between streams
     return;
@@ -197,14 +219,20 @@ void Device::free(void* address, Stream stream) {
 }
 
 void Device::free_heap_block(Block& block) {
-  // Reuse in the heap is in stream order, so the heap's stream waits for the others' work now.
-  for (const StreamIndex other : block.other_streams) {
-    const Fence fence(state_.clock.record(other));
-    state_.clock.wait(block.stream, fence);
-  }
   state_.stats.resident_bytes -= block.bytes;
   --state_.stats.heap_blocks;
-  const Heap::Slab emptied = state_.heap.free(block.address, block.stream);
+  bool is_reusable = true;
+  try {
+    // Reuse in the heap is in stream order, so the heap's stream waits for the others' work now.
+    for (const StreamIndex other : block.other_streams) {
+      const Fence fence(state_.clock.record(other));
+      state_.clock.wait(block.stream, fence);
+    }
+  } catch (const DriverError&) {
+    is_reusable = false;  // nobody could wait for them: the piece is lost rather than shared
+  }
+  const Heap::Slab emptied =
+      is_reusable ? state_.heap.free(block.address, block.stream) : Heap::Slab{};
   if (emptied.mapping != nullptr) {
     const Fence fence(state_.clock.now(emptied.stream));
     state_.pool.give_back(emptied.mapping->prefix(emptied.frames), fence);

@@ -14,6 +14,9 @@ class Device {
  public:
   Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
          std::size_t host_budget_bytes);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
 
   // --- torch ---------------------------------------------------------------------------------
   // Never null for bytes > 0; throws OutOfMemory, HostMemoryError or DriverError.
@@ -49,6 +52,8 @@ class Device {
                                       std::uint32_t save_index);
   void adopt(std::uint64_t generation, const void* storage, std::uint32_t references);
   void boundary(Stream stream);
+  // The calling thread ends.
+  void forget_pins_of_this_thread();
   void begin_episode(std::uint64_t finished, std::uint64_t expected,
                      std::span<const std::uint32_t> ranks);
   void end_of_step();
@@ -72,9 +77,10 @@ class Device {
   [[nodiscard]] std::vector<std::pair<Addr, std::size_t>> settle_for_fork();
 
  private:
+  void come_alive();
   StreamIndex arrive(Stream stream);
-  [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Waits& waits,
-                                        Lock& lock);
+  [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock);
+  void wait_for_slab(const Place& place, std::size_t frames, StreamIndex stream, Lock& lock);
   [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
                                        Waits& waits, Lock& lock);
   [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
@@ -86,7 +92,7 @@ class Device {
   void pin(Block& block);
   void unpin_this_thread();
   void finish_call();
-  void wait_for_all_streams();
+  std::vector<Point> wait_for_all_streams();
   // Outside the lock; counts what the CPU waited.
   void issue(Waits& waits, std::uint32_t layer);
   void free_graph_block(Block& block);
@@ -106,6 +112,7 @@ class Device {
   Placement placement_;
   Prefetch prefetch_;
   std::unordered_map<PoolId, GraphPool> pools_;
+  std::mutex capture_begin_mutex_;  // taken before the device lock
   std::vector<std::pair<void*, Stream>> frees_after_capture_;
 };
 

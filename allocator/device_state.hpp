@@ -3,6 +3,7 @@
 // around long driver calls (rule 8).
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -41,7 +42,7 @@ struct DeviceState {
   EpisodeBook book;
   Stats stats;
   Trace trace;
-  std::size_t captures = 0;  // graph captures under way
+  std::atomic<std::size_t> captures{0};  // graph captures under way
 
   [[nodiscard]] std::size_t frames_for(std::size_t bytes) const {
     return (bytes + driver->frame_bytes() - 1) / driver->frame_bytes();

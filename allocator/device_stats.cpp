@@ -103,8 +103,8 @@ bool Device::is_block(const void* address) {
 }
 
 std::vector<std::pair<Addr, std::size_t>> Device::settle_for_fork() {
-  for (StreamIndex i = 0; i < state_.clock.count(); ++i) {
-    state_.driver->synchronize(state_.clock.event_for(state_.clock.record(i)).get());
+  for (const Point& point : state_.clock.record_all()) {
+    state_.driver->synchronize(state_.clock.event_for(point).get());
   }
   std::vector<std::pair<Addr, std::size_t>> ranges;
   for (const auto& [address, block] : state_.table.all()) {

@@ -68,7 +68,7 @@ void EpisodeBook::restore(std::uint32_t save_index) {
   if (save_index >= current_.use_position.size() || current_.use_position[save_index] == 0) {
     put(current_.use_position, save_index, static_cast<std::uint32_t>(current_.timeline.size()));
   }
-  current_.timeline.push_back({0, save_index});
+  add_to_timeline({0, save_index});
 }
 
 void EpisodeBook::leave(const Block& block) {
@@ -86,6 +86,10 @@ void EpisodeBook::moved(const Block& from, std::uint64_t to) {
   for (const PendingUse& use : from.uses) put(generations_, use.save_index, to);
 }
 
+void EpisodeBook::add_to_timeline(const TimelineEvent& event) {
+  if (is_inside_ && current_.timeline.size() < kLongest) current_.timeline.push_back(event);
+}
+
 std::size_t EpisodeBook::guessed_need() const {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
@@ -100,7 +104,7 @@ std::size_t EpisodeBook::guessed_need() const {
 }
 
 void EpisodeBook::add_event(std::int32_t frames) {
-  current_.timeline.push_back({frames, kNoSave});
+  add_to_timeline({frames, kNoSave});
   if (frames <= 0) return;
   latest_[latest_next_] = static_cast<std::uint32_t>(frames);
   latest_next_ = (latest_next_ + 1) % kLatest;

@@ -45,8 +45,10 @@ class EpisodeBook {
   // The first restore of the episode has been seen.
   [[nodiscard]] bool is_backward() const { return is_backward_; }
 
+  // kNoOrdinal after kLongest requests: a program without episodes must not fill the tables.
   [[nodiscard]] std::uint32_t next_ordinal(Asker asker) {
-    return next_[static_cast<std::size_t>(asker)]++;
+    std::uint32_t& next = next_[static_cast<std::size_t>(asker)];
+    return next < kLongest ? next++ : kNoOrdinal;
   }
   [[nodiscard]] MappingId mapping_of(Asker asker, std::uint32_t ordinal) const;
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
@@ -82,8 +84,10 @@ class EpisodeBook {
  private:
   static constexpr std::size_t kSignaturesKept = 64;
   static constexpr std::size_t kLatest = 16;
+  static constexpr std::uint32_t kLongest = 1 << 20;
 
   void add_event(std::int32_t frames);
+  void add_to_timeline(const TimelineEvent& event);
 
   std::unordered_map<std::uint64_t, Learned> learned_;
   std::vector<std::uint64_t> signatures_;  // least recently begun first

@@ -48,7 +48,9 @@ StreamIndex StreamClock::index_of(Stream stream) {
 
 StreamIndex StreamClock::add_own(Stream stream) {
   ++own_lanes_;
-  return index_of(stream);
+  const StreamIndex index = index_of(stream);
+  lanes_[index].is_ours = true;
+  return index;
 }
 
 void StreamClock::arrive(StreamIndex index) {
@@ -101,9 +103,24 @@ bool StreamClock::is_complete(const Fence& fence) const {
   });
 }
 
-void StreamClock::settle() {
-  for (Lane& lane : lanes_) {
-    if (!lane.marks.empty()) lane.settled_tick = lane.marks.back().tick;
+std::vector<Point> StreamClock::record_all() {
+  std::vector<Point> points;
+  for (StreamIndex index = 0; index < lanes_.size(); ++index) {
+    if (lanes_[index].is_dead) continue;
+    try {
+      points.push_back(record(index));
+    } catch (const DriverError&) {
+      if (lanes_[index].is_ours || lanes_[index].stream == nullptr) throw;
+      lanes_[index].is_dead = true;
+    }
+  }
+  return points;
+}
+
+void StreamClock::settle(const std::vector<Point>& points) {
+  for (const Point& point : points) {
+    std::uint64_t& settled = lanes_[point.stream].settled_tick;
+    settled = std::max(settled, point.tick);
   }
 }
 

@@ -94,8 +94,11 @@ class StreamClock {
   // One event for all of the stream's work so far, for a CPU wait outside the lock.
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
-  // The CPU has seen everything complete that was recorded so far.
-  void settle();
+  // Records on every stream; what can be waited for outside the lock. A stream of the program's
+  // that its owner has destroyed has no work left, and is passed over from then on.
+  [[nodiscard]] std::vector<Point> record_all();
+  // The CPU has seen these complete.
+  void settle(const std::vector<Point>& points);
   // While a graph is captured no event may be recorded.
   void pause_recording(bool is_paused) { is_paused_ = is_paused; }
 
@@ -113,6 +116,8 @@ class StreamClock {
     std::uint64_t last_call = 0;
     std::uint64_t settled_tick = 0;  // the CPU has seen complete all up to here
     bool has_unrecorded = false;
+    bool is_ours = false;
+    bool is_dead = false;
     std::deque<Mark> marks;
   };
   // Older marks are forgotten; a wait then names a later event, which is stronger.

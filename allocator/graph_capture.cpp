@@ -6,29 +6,28 @@
 
 namespace vdnn {
 
-void Device::wait_for_all_streams() {
+std::vector<Point> Device::wait_for_all_streams() {
   std::vector<SharedEvent> events;
+  std::vector<Point> points;
   {
     const Lock lock(state_.mutex);
-    for (StreamIndex i = 0; i < state_.clock.count(); ++i) {
-      events.push_back(state_.clock.event_for(state_.clock.record(i)));
-    }
+    points = state_.clock.record_all();
+    for (const Point& point : points) events.push_back(state_.clock.event_for(point));
   }
   for (const SharedEvent& event : events) state_.driver->synchronize(event.get());
+  return points;
 }
 
 void Device::begin_capture(PoolId pool) {
+  const std::lock_guard one_at_a_time(capture_begin_mutex_);
   state_.driver->enter_thread();
-  {
-    const Lock lock(state_.mutex);
-    ++pools_[pool].holders;
-    if (++state_.captures > 1) return;  // the first one has waited
-    state_.clock.pause_recording(false);
-  }
-  wait_for_all_streams();
+  std::vector<Point> points;
+  if (state_.captures == 0) points = wait_for_all_streams();
   const Lock lock(state_.mutex);
-  state_.clock.settle();
+  state_.clock.settle(points);
   state_.clock.pause_recording(true);
+  ++state_.captures;
+  ++pools_[pool].holders;
 }
 
 void Device::end_capture() {

@@ -27,11 +27,11 @@ HostPool::~HostPool() {
 void* HostPool::allocate(std::size_t bytes, StreamIndex writer) {
   std::uintptr_t address = fit_.allocate(bytes);
   while (address == 0 && !quarantine_.empty()) {
-    const Freed oldest = std::move(quarantine_.front());
-    quarantine_.pop_front();
+    const Freed& oldest = quarantine_.front();
     clock_.wait(writer, oldest.fence);
     quarantined_bytes_ -= oldest.bytes;
     fit_.free(reinterpret_cast<std::uintptr_t>(oldest.host));
+    quarantine_.pop_front();
     address = fit_.allocate(bytes);
   }
   if (address == 0) return nullptr;

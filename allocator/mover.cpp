@@ -150,7 +150,7 @@ Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fen
   return second;
 }
 
-Block& Mover::hand_over(Block& block, StreamIndex consumer) {
+void Mover::hand_over(Block& block, StreamIndex consumer) {
   Block& second = *block.second_life;
   state_.book.moved(block, second.generation);
   state_.table.set_state(second, BlockState::kResident);
@@ -159,7 +159,6 @@ Block& Mover::hand_over(Block& block, StreamIndex consumer) {
   block.second_life = nullptr;
   forget_host_copy(block);
   state_.table.set_state(block, BlockState::kMoved);
-  return second;
 }
 
 void Mover::drop(Block& second_life) {

@@ -40,7 +40,7 @@ class Mover {
   // throws, the block stays offloaded and the place is given back.
   Block& bring_back(Block& block, Mapping& mapping, const Fence& frames_fence, StreamIndex via);
   // Prefetching -> Resident, Offloaded -> Moved: the caller owns the second life from now on.
-  Block& hand_over(Block& block, StreamIndex consumer);
+  void hand_over(Block& block, StreamIndex consumer);
   // Gives a prefetched life up; the host copy is whole.
   void drop(Block& second_life);
 

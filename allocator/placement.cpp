@@ -55,6 +55,7 @@ Place Placement::build(const PlaceRequest& request, bool take_kept, Lock& lock) 
     return place;  // the limit is lower now: what exists must do
   }
   if (frames.size() < request.frames) return place;
+  state_.cache.make_room(frames.size());
   ++state_.stats.mapping_misses;
   if (state_.stats.first_miss_bytes == 0) state_.stats.first_miss_bytes = request.bytes;
   state_.cache.take_over(frames);
@@ -63,7 +64,6 @@ Place Placement::build(const PlaceRequest& request, bool take_kept, Lock& lock) 
   std::vector<Handle> handles;
   handles.reserve(frames.size());
   for (const FrameIndex frame : frames) handles.push_back(state_.pool.handle(frame));
-  state_.cache.make_room(frames.size());
   Mapping* mapping = state_.cache.begin(std::move(frames));
   lock.unlock();
   try {

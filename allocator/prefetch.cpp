@@ -74,8 +74,9 @@ bool Prefetch::start_next_prefetch(Lock& lock) {
 
 Block* Prefetch::next_to_prefetch() const {
   for (const auto& [use, block] : state_.table.offloaded()) {
-    if (block->second_life != nullptr) continue;
-    return block->was_dropped || block->uses.empty() ? nullptr : block;
+    // Of one whose known uses are past nobody knows when, or whether, it is used again.
+    if (block->second_life != nullptr || block->uses.empty()) continue;
+    return block->was_dropped ? nullptr : block;
   }
   return nullptr;
 }

@@ -19,8 +19,6 @@ class Prefetch {
   void expect_cold(const Block& block) { waiting_.push_back(block.generation); }
   // A bounded amount of work on both queues.
   void pump(Lock& lock);
-  // Nothing that waits from an earlier episode matters any more.
-  void forget() { waiting_.clear(); }
 
  private:
   // Testing all that wait at every call would be quadratic in the number of layers.

@@ -17,7 +17,7 @@ void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t byt
     if (state_.pool.unowned() >= frames) {
       // Enough is free, but on other streams that made no call since. Stock frees its cache here,
       // which waits for the device; an event on each of them is as strong.
-      for (StreamIndex i = 0; i < state_.clock.count(); ++i) state_.clock.record(i);
+      (void)state_.clock.record_all();
       return;
     }
     Choice choice = choose(frames - usable, host_refusal.empty());
@@ -48,8 +48,9 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
       choice.frames += it->second->frames;
     }
   };
-  take(state_.table.offloading(), choice.started, [](const Block&) { return true; });
-  take(state_.table.prefetching(), choice.prefetched, [](const Block&) { return true; });
+  const auto is_not_pinned = [](const Block& block) { return block.pins == 0; };
+  take(state_.table.offloading(), choice.started, is_not_pinned);
+  take(state_.table.prefetching(), choice.prefetched, is_not_pinned);
   if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
     take(state_.table.resident_saved(), choice.cold,
          [this](const Block& block) { return mover_.is_cold(block); });

@@ -1,6 +1,7 @@
 // The process-wide state: see process.hpp.
 #include "process.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -65,7 +66,8 @@ void before_fork() {
   Device* host = p.config.backend == VDNN_BACKEND_HOST ? p.devices[0].load() : nullptr;
   if (host == nullptr || forked_child.load()) return;
   p.fork_ranges = host->settle_for_fork();
-  if (pipe(p.fork_pipe) != 0) p.fork_pipe[0] = p.fork_pipe[1] = -1;
+  // Closed on exec: another process that held the end for writing would keep the parent waiting.
+  if (pipe2(p.fork_pipe, O_CLOEXEC) != 0) p.fork_pipe[0] = p.fork_pipe[1] = -1;
 }
 
 void unlock_after_fork(Process& p) {

@@ -11,9 +11,42 @@ struct Pin {
   const Device* device;
   std::uint64_t generation;
 };
-thread_local std::vector<Pin> pins_of_this_thread;
+// Devices that exist, so that a thread can let go of its pins when it ends.
+struct LiveDevices {
+  std::mutex mutex;
+  std::vector<Device*> devices;
+};
+LiveDevices& live_devices() {
+  static auto* const live = new LiveDevices;
+  return *live;
+}
+
+struct ThreadPins {
+  std::vector<Pin> pins;
+  ~ThreadPins() {
+    LiveDevices& live = live_devices();
+    const std::lock_guard guard(live.mutex);
+    for (Device* device : live.devices) device->forget_pins_of_this_thread();
+  }
+};
+thread_local ThreadPins pins_of_this_thread;
 
 }  // namespace
+
+void Device::come_alive() {
+  const std::lock_guard guard(live_devices().mutex);
+  live_devices().devices.push_back(this);
+}
+
+Device::~Device() {
+  const std::lock_guard guard(live_devices().mutex);
+  std::erase(live_devices().devices, this);
+}
+
+void Device::forget_pins_of_this_thread() {
+  const Lock lock(state_.mutex);
+  unpin_this_thread();
+}
 
 std::uint64_t Device::save(const void* address, const Save& save) {
   settle_refusal(true);
@@ -49,36 +82,34 @@ std::uint64_t Device::save(const void* address, const Save& save) {
 }
 
 vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint32_t save_index) {
+  settle_refusal(true);
   state_.driver->enter_thread();
+  Lock lock(state_.mutex);
+  const StreamIndex consumer = arrive(stream);
+  unpin_this_thread();
+  state_.book.restore(save_index);
+  const std::uint64_t life = fetch(generation, lock);
+  Block* block = state_.table.by_generation(life);
+  if (block->state == BlockState::kOffloading) mover_.cancel(*block);
+  pin(*block);
   Waits waits;
-  vdnn_restored out{};
-  std::uint32_t layer = 0;
-  {
-    Lock lock(state_.mutex);
-    const StreamIndex consumer = arrive(stream);
-    unpin_this_thread();
-    state_.book.restore(save_index);
-    const std::uint64_t resident = fetch(generation, lock);
-    Block* block = state_.table.by_generation(resident);
-    if (block->state == BlockState::kOffloading) mover_.cancel(*block);
-    if (block->state == BlockState::kPrefetching) {
-      block = &mover_.hand_over(*block->first_life, consumer);
-    }
-    state_.table.finish_use(*block, save_index);
-    block->add_stream(consumer);
-    pin(*block);
-    state_.clock.collect(block->ready, consumer, waits);
-    out = {.generation = block->generation,
-           .address = block->address,
-           .size = block->bytes,
-           .moved = block->generation != generation,
-           .reserved = 0};
-    layer = block->layer;
-    state_.trace.add(TraceKind::kRestore, block->generation, block->bytes, layer);
-    if (may_move()) prefetch_.pump(lock);
-    finish_call();
-  }
-  issue(waits, layer);
+  state_.clock.collect(block->ready, consumer, waits);
+  const std::uint32_t layer = block->layer;
+  lock.unlock();
+  issue(waits, layer);  // may throw: nothing has changed hands yet
+  lock.lock();
+  block = state_.table.by_generation(life);
+  if (block->state == BlockState::kPrefetching) mover_.hand_over(*block->first_life, consumer);
+  state_.table.finish_use(*block, save_index);
+  block->add_stream(consumer);
+  state_.trace.add(TraceKind::kRestore, life, block->bytes, layer);
+  const vdnn_restored out{.generation = life,
+                          .address = block->address,
+                          .size = block->bytes,
+                          .moved = life != generation,
+                          .reserved = 0};
+  if (may_move()) prefetch_.pump(lock);
+  finish_call();
   return out;
 }
 
@@ -87,7 +118,11 @@ vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint
 std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
   for (;;) {
     Block* block = state_.table.by_generation(generation);
-    if (block == nullptr || block->state == BlockState::kMoved) {
+    if (block != nullptr && block->state == BlockState::kMoved) {
+      throw DriverError("block " + std::to_string(generation) +
+                        " was given back before, and the caller lost it");
+    }
+    if (block == nullptr) {
       throw InvalidArgument("block " + std::to_string(generation) +
                             " is asked for, but it was freed; this is a bug in the caller");
     }
@@ -122,15 +157,16 @@ void Device::adopt(std::uint64_t generation, const void* storage, std::uint32_t 
   if (block == nullptr) throw InvalidArgument("adopt: no such block");
   block->storage = storage;
   block->references = references;
+  if (references == 0) state_.table.forget_uses(*block);
 }
 
 void Device::pin(Block& block) {
   ++block.pins;
-  pins_of_this_thread.push_back({this, block.generation});
+  pins_of_this_thread.pins.push_back({this, block.generation});
 }
 
 void Device::unpin_this_thread() {
-  std::erase_if(pins_of_this_thread, [this](const Pin& pin) {
+  std::erase_if(pins_of_this_thread.pins, [this](const Pin& pin) {
     if (pin.device != this) return false;
     if (Block* block = state_.table.by_generation(pin.generation)) --block->pins;
     return true;
@@ -151,7 +187,6 @@ void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
   const Lock lock(state_.mutex);
   state_.book.begin(finished, expected, ranks);
   state_.cache.stop_keeping_before(state_.book.number() - 1);
-  prefetch_.forget();
   state_.stats.first_miss_bytes = 0;
   ++state_.stats.episodes;
   state_.trace.add(TraceKind::kEpisode, finished, 0, 0);

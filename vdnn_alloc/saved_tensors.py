@@ -37,18 +37,24 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class StorageRecord:
     """One storage that autograd saved: our aliases of it, under one generation of its block."""
 
-    __slots__ = ("__weakref__", "_pointers", "aliases", "episode", "generation", "glue", "lock")
+    __slots__ = ("__weakref__", "_pointers", "aliases", "episodes", "generation", "glue", "lock")
 
-    def __init__(self, glue: Glue, generation: int, episode: Episode) -> None:
+    def __init__(self, glue: Glue, generation: int) -> None:
         self.glue = glue
         self.generation = generation
         """0 once its block is gone: then the aliases are all there is."""
-        self.episode = episode
+        self.episodes: list[Episode] = []
+        """Those that saved it: almost always one."""
         self.aliases: list[torch.Tensor] = []
         self._pointers = pointer_array(())
         self.lock = threading.Lock()
         """Held while the storage may be exchanged."""
-        episode.live_records += 1
+
+    def join(self, episode: Episode) -> None:
+        """The episode has a record alive as long as this one lives."""
+        if episode not in self.episodes:
+            self.episodes.append(episode)
+            episode.live_records += 1
 
     def restore(self, save_index: int) -> None:
         """Makes the data whole under every alias. Call it with the lock held."""
@@ -64,7 +70,8 @@ class StorageRecord:
         self.aliases.clear()
 
     def __del__(self) -> None:
-        self.episode.live_records -= 1
+        for episode in self.episodes:
+            episode.live_records -= 1
         self.retire()
 
 
@@ -104,13 +111,17 @@ class SavedTensors:
         self._records: weakref.WeakValueDictionary[int, StorageRecord] = (
             weakref.WeakValueDictionary()
         )
+        self._packing = threading.RLock()
+        """One storage must not get two records, nor two saves one index. Reentrant: a finalizer that
+        the garbage collector runs in here may pack."""
         self.is_inert = False
         """In a forked child: tensors are kept as they are and no native call is made."""
 
     def pack(self, x: torch.Tensor) -> Saved:
         saved = Saved(x.detach())
         if type(x) in _PLAIN and not self.is_inert and not _is_parameter(x):
-            self._offer(saved)
+            with self._packing:
+                self._offer(saved)
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
@@ -129,23 +140,24 @@ class SavedTensors:
         assert episode is not None
         layer = self._thread.position[0]
         flags = SAVE_EAGER if self._plan.is_eager(self._kinds[layer]) else 0
-        address = saved.alias._cdata
-        generation = self._glue.save(address, layer, episode.saves, flags)
+        save_index = episode.saves
+        generation = self._glue.save(saved.alias._cdata, layer, save_index, flags)
         if not generation:
             return
-        record = self._record(generation, episode)
+        record = self._record(generation)
+        record.join(episode)
         record.aliases.append(saved.alias)
         saved.record, saved.episode = record, episode
-        saved.layer, saved.save_index = layer, episode.saves
+        saved.layer, saved.save_index = layer, save_index
         episode.note_save(layer, saved.alias.nbytes)
 
-    def _record(self, generation: int, episode: Episode) -> StorageRecord:
+    def _record(self, generation: int) -> StorageRecord:
         record = self._records.get(generation)
         if record is not None and len(record.aliases) >= _MAX_ALIASES:
             record.retire()
             record = None
         if record is None:
-            record = self._records[generation] = StorageRecord(self._glue, generation, episode)
+            record = self._records[generation] = StorageRecord(self._glue, generation)
         return record
 
     def _restore(self, saved: Saved, record: StorageRecord) -> None:

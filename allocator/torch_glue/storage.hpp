@@ -44,6 +44,8 @@ struct Border {
 // until the core has been told by vdnn_torch_free.
 inline std::uint64_t read_use_count(const void* storage) {
   auto* target = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
+  // Made copy-on-write since it was saved: a clone shares the data without holding the storage.
+  if (c10::impl::cow::is_cow_data_ptr(target->_mutable_data_ptr_no_checks())) return UINT64_MAX;
   return c10::raw::intrusive_ptr::use_count(target);
 }
 
@@ -112,7 +114,7 @@ inline vdnn_status restore(const Border& border, int device, std::uint64_t gener
 inline void release(int device, const void* tensor_impl, std::uint64_t generation,
                     std::uint32_t references) {
   const void* storage = tensor_at(tensor_impl).unsafe_storage().unsafeGetStorageImpl();
-  if (read_use_count(storage) > references) vdnn_adopt(device, generation, storage, 0);
+  if (read_use_count(storage) > references) vdnn_adopt(device, generation, nullptr, 0);
 }
 
 }  // namespace vdnn::glue

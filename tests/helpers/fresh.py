@@ -11,10 +11,12 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +24,9 @@ from unittest.mock import patch
 TIMEOUT_S = 60
 # torch._dynamo because every first optimizer imports it, which takes a second.
 PRELOADED = ["torch", "torch._dynamo", "pytest", "tests.helpers.models", "tests.helpers.compare"]
+
+# start() also reads the exit codes of other children, and each can be read once only.
+_bookkeeping = threading.Lock()
 
 Settings = dict[str, Any]  # the arguments of vdnn_alloc.install
 
@@ -64,10 +69,12 @@ def run(
     with tempfile.TemporaryDirectory(prefix="vdnn_test_") as folder:
         written, text = Path(folder, "result"), Path(folder, "text")
         child = context().Process(target=_child, args=(written, text, function, args, install))
-        child.start()
-        child.join(timeout_s)
-        if child.is_alive():
+        with _bookkeeping:
+            child.start()
+        if not wait([child.sentinel], timeout_s):
             child.kill()
+            wait([child.sentinel])
+        with _bookkeeping:
             child.join()
         said = text.read_text(errors="replace") if text.exists() else ""
         if not written.exists():
