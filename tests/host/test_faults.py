@@ -79,8 +79,8 @@ def test_a_refusal_is_absorbed_or_surfaces_and_training_goes_on_bit_for_bit(
 ) -> None:
     ours = fresh.call(train, primitive, nth, step, install={"budget": "12MiB", "policy": "dyn"})
 
-    numbers, reached, _surfaced = ours.result
-    assert reached, f"{primitive} was not called {nth} times in step {step}"
+    numbers, reached, surfaced = ours.result
+    assert reached or surfaced, f"{primitive} was not called {nth} times in step {step}"
     assert numbers == stock
     assert ours.stats is not None
     assert ours.stats["created_bytes_max"] <= ours.stats["budget_bytes"]
