@@ -74,7 +74,6 @@ void EpisodeBook::restore(std::uint32_t save_index) {
 void EpisodeBook::leave(const Block& block) {
   if (block.saved_in != number_) return;
   for (const PendingUse& use : block.uses) put(current_.has_left, use.save_index, true);
-  add_event(-static_cast<std::int32_t>(block.frames));
 }
 
 bool EpisodeBook::left_last_time(std::uint32_t save_index) const {
