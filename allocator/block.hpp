@@ -2,10 +2,11 @@
 //
 //   Resident     owns frames; data on the device                       (host copy: none)
 //   Offloading   owns frames; data on the device; copy out queued      (host copy: being made)
-//   Offloaded    owns no frames; its address stays reserved            (host copy: whole)
+//   Offloaded    owns no frames, and no address unless nobody could empty its storage
+//                                                                      (host copy: whole)
 //   Prefetching  a second life, not handed out yet: owns frames; copy in queued; its first life
 //                is Offloaded                                          (the first life's host copy)
-//   Moved        owns nothing; its second life was handed out; its address stays reserved
+//   Moved        owns nothing; its second life was handed out, and waits to be adopted
 //
 //   Resident -> Offloading -> Offloaded -> Moved -> (freed)
 //   Offloading -> Resident (it was asked for before anybody took the frames)
@@ -77,6 +78,7 @@ struct Block {
   Fence ready;       // the copy in: every user's stream waits for it
   Block* first_life = nullptr;
   Block* second_life = nullptr;
+  std::uint64_t moved_from = 0;    // the generation of the first life, until somebody adopts this
 
   [[nodiscard]] bool owns_frames() const {
     return state == BlockState::kResident || state == BlockState::kOffloading ||

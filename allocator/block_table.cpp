@@ -18,7 +18,17 @@ Block& BlockTable::create(Addr address) {
 void BlockTable::erase(Block& block) {
   unlink(block);
   by_generation_.erase(block.generation);
-  blocks_.erase(block.address);
+  if (block.address == 0) {
+    away_.erase(block.generation);
+  } else {
+    blocks_.erase(block.address);
+  }
+}
+
+void BlockTable::leave_address(Block& block) {
+  auto node = blocks_.extract(block.address);
+  block.address = 0;
+  away_.emplace(block.generation, std::move(node.mapped()));
 }
 
 Block* BlockTable::at(Addr address) const {
@@ -107,27 +117,40 @@ void BlockTable::mark_saved(Block& block) {
   link(block);
 }
 
+std::string BlockTable::broken_block(const Block& block) {
+  const bool is_away =
+      block.state == BlockState::kOffloaded || block.state == BlockState::kMoved;
+  const bool has_copy =
+      block.state == BlockState::kOffloaded || block.state == BlockState::kOffloading;
+  const bool is_second = block.state == BlockState::kPrefetching;
+  if (block.address == 0 && !is_away) return "has no address";
+  if (block.frames == 0 && block.state != BlockState::kResident) return "has no frames to move";
+  if (has_copy != (block.host != nullptr)) return "host copy and state disagree";
+  if (is_second != (block.first_life != nullptr)) return "first life and state disagree";
+  if (block.second_life != nullptr && block.state != BlockState::kOffloaded) {
+    return "has a second life";
+  }
+  return "";
+}
+
 std::string BlockTable::broken(const FramePool& pool) const {
   std::size_t frames = 0;
   std::size_t indexed = 0;
+  std::string found;
+  const auto check = [&](const Block& block) {
+    if (block.owns_frames()) frames += block.frames;
+    indexed += block.is_saved && block.state != BlockState::kMoved;
+    const std::string broken = broken_block(block);
+    if (broken.empty()) return;
+    found = "block " + std::to_string(block.generation) + " (" + state_name(block.state) +
+            "): " + broken;
+  };
   for (const auto& [address, block] : blocks_) {
-    const std::string name =
-        "block " + std::to_string(block->generation) + " (" + state_name(block->state) + "): ";
-    if (block->address != address) return name + "found under another address";
-    if (block->mapping == nullptr && block->state != BlockState::kResident)
-      return name + "without frames of its own";
-    if (block->owns_frames()) frames += block->frames;
-    if ((block->state == BlockState::kOffloaded || block->state == BlockState::kOffloading) !=
-        (block->host != nullptr)) {
-      return name + "host copy and state disagree";
-    }
-    const bool is_second = block->state == BlockState::kPrefetching;
-    if (is_second != (block->first_life != nullptr)) return name + "first life and state disagree";
-    if (block->second_life != nullptr && block->state != BlockState::kOffloaded) {
-      return name + "has a second life";
-    }
-    indexed += block->is_saved && block->state != BlockState::kMoved;
+    check(*block);
+    if (block->address != address) found = "a block is found under another address";
   }
+  for (const auto& [generation, block] : away_) check(*block);
+  if (!found.empty()) return found;
   if (indexed != resident_.size() + offloading_.size() + offloaded_.size() + prefetching_.size()) {
     return "a saved block is in no index, or in two";
   }

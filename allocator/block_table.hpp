@@ -19,6 +19,8 @@ class BlockTable {
   // A new resident block with a fresh generation.
   Block& create(Addr address);
   void erase(Block& block);
+  // The block is away, and its address is somebody else's from now on.
+  void leave_address(Block& block);
 
   [[nodiscard]] Block* at(Addr address) const;
   // The block whose bytes hold `address`, or null.
@@ -44,6 +46,9 @@ class BlockTable {
     return blocks_;
   }
 
+  // Those that have no address.
+  [[nodiscard]] std::size_t away_count() const { return away_.size(); }
+
   // The first broken equation, or "".
   [[nodiscard]] std::string broken(const FramePool& pool) const;
 
@@ -51,8 +56,10 @@ class BlockTable {
   [[nodiscard]] ByUse* index_for(const Block& block);
   void unlink(Block& block);
   void link(Block& block);
+  [[nodiscard]] static std::string broken_block(const Block& block);
 
   std::unordered_map<Addr, std::unique_ptr<Block>> blocks_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Block>> away_;  // by generation
   std::unordered_map<std::uint64_t, Block*> by_generation_;  // saved blocks and second lives only
   ByUse resident_, offloading_, offloaded_, prefetching_;
   std::uint64_t last_generation_ = 0;

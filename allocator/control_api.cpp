@@ -53,6 +53,10 @@ vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage, uin
   return vdnn::at_border([&] { vdnn::device(device).adopt(generation, storage, references); });
 }
 
+vdnn_status vdnn_abandon(int device, uint64_t generation) {
+  return vdnn::at_border([&] { vdnn::device(device).abandon(generation); });
+}
+
 vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stream) {
   // A layer that ends by an error is left by way of "outside every layer".
   vdnn::settle_refusal(phase != VDNN_OUTSIDE);

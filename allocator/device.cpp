@@ -201,12 +201,7 @@ void Device::free(void* address, Stream stream) {
     frees_after_capture_.emplace_back(address, stream);  // needs waits between streams
     return;
   }
-  ++state_.stats.frees;
-  state_.trace.add(TraceKind::kFree, block->generation, block->bytes, block->layer);
-  if (block->state != BlockState::kMoved) {
-    state_.stats.live_bytes.subtract(block->bytes);
-    state_.stats.layer(block->layer).owned_bytes -= block->bytes;
-  }
+  if (block->state != BlockState::kMoved) forget_births(*block);
   if (block->pool != 0) {
     free_graph_block(*block);
   } else if (block->is_in_heap) {
@@ -216,6 +211,13 @@ void Device::free(void* address, Stream stream) {
   }
   if (may_move()) prefetch_.pump(lock);
   finish_call();
+}
+
+void Device::forget_births(const Block& block) {
+  ++state_.stats.frees;
+  state_.stats.live_bytes.subtract(block.bytes);
+  state_.stats.layer(block.layer).owned_bytes -= block.bytes;
+  state_.trace.add(TraceKind::kFree, block.generation, block.bytes, block.layer);
 }
 
 void Device::free_heap_block(Block& block) {
@@ -267,7 +269,7 @@ void Device::release_unused() {
   const Lock lock(state_.mutex);
   for (const auto& [address, block] : state_.table.all()) {
     // What is away keeps its address, but must not keep frames alive that are released here.
-    if (!block->is_in_heap && !block->owns_frames()) state_.cache.unmap_if_idle(*block->mapping);
+    if (block->mapping != nullptr && !block->owns_frames()) state_.cache.unmap_if_idle(*block->mapping);
   }
   state_.cache.retire_idle();
   state_.pool.release_free(state_.cache.mapped_frames());

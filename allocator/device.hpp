@@ -50,6 +50,7 @@ class Device {
   [[nodiscard]] std::uint64_t save(const void* address, const Save& save);
   [[nodiscard]] vdnn_restored restore(std::uint64_t generation, Stream stream,
                                       std::uint32_t save_index);
+  void abandon(std::uint64_t generation);
   void adopt(std::uint64_t generation, const void* storage, std::uint32_t references);
   void boundary(Stream stream);
   // The calling thread ends.
@@ -86,6 +87,8 @@ class Device {
   [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
   [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
+  // The counters' half of a free: its bytes are no longer asked for.
+  void forget_births(const Block& block);
   void free_heap_block(Block& block);
   void free_frames_of(Block& block);
   [[nodiscard]] std::uint64_t fetch(std::uint64_t generation, Lock& lock);

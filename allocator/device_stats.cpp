@@ -27,7 +27,7 @@ void Device::read_memory(vdnn_stats& out) {
   out.owned_bytes_average = s.owned_bytes.average();
   out.created_bytes = state_.pool.created() * frame_bytes;
   out.created_bytes_max = s.created_bytes_max;
-  out.live_blocks = state_.table.all().size();
+  out.live_blocks = state_.table.all().size() + state_.table.away_count();
   out.offloaded_blocks = state_.table.offloaded().size();
   out.heap_blocks = s.heap_blocks;
   out.mappings = state_.cache.count();

@@ -9,6 +9,7 @@ namespace vdnn {
 namespace {
 
 std::atomic<UseCountReader> use_count_reader{nullptr};
+std::atomic<StorageEmptier> storage_emptier{nullptr};
 
 }  // namespace
 
@@ -25,6 +26,8 @@ Mover::~Mover() {
 }
 
 void Mover::set_use_count_reader(UseCountReader reader) noexcept { use_count_reader = reader; }
+
+void Mover::set_storage_emptier(StorageEmptier emptier) noexcept { storage_emptier = emptier; }
 
 bool Mover::is_cold(const Block& block) const {
   const UseCountReader reader = use_count_reader.load(std::memory_order_acquire);
@@ -89,13 +92,27 @@ void Mover::release(Block& block) {
   state_.stats.resident_bytes -= block.bytes;
   state_.note_frames();
   state_.trace.add(TraceKind::kRelease, block.generation, block.bytes, block.layer);
+  give_up_address(block);
+}
+
+// Only the controller's records can reach the block, so the address goes with the frames: the
+// mapping is whole again, and free. At check level 3 it stays instead, with nothing behind it, so
+// that a stray touch faults.
+void Mover::give_up_address(Block& block) {
   if (check_level() >= 3) {
     // Debugging only: the one place that waits for the device with the lock held.
     for (const Point& point : block.host_ready.points()) {
       state_.driver->synchronize(state_.clock.event_for(point).get());
     }
     state_.cache.unmap(*block.mapping);
+    return;
   }
+  const StorageEmptier empty = storage_emptier.load(std::memory_order_acquire);
+  if (empty == nullptr || block.storage == nullptr) return;
+  empty(block.storage);
+  block.mapping->is_busy = false;
+  block.mapping = nullptr;
+  state_.table.leave_address(block);
 }
 
 void Mover::cancel(Block& block) {
@@ -157,6 +174,7 @@ void Mover::hand_over(Block& block, StreamIndex consumer) {
   second.stream = consumer;
   second.first_life = nullptr;
   block.second_life = nullptr;
+  second.moved_from = block.generation;
   forget_host_copy(block);
   state_.table.set_state(block, BlockState::kMoved);
 }

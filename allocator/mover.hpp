@@ -11,6 +11,8 @@ namespace vdnn {
 
 // How many references hold a storage; set by the glue. See vdnn_set_use_count_reader.
 using UseCountReader = std::uint64_t (*)(const void* storage);
+// Takes the address out of a cold storage; set by the glue. See vdnn_set_storage_emptier.
+using StorageEmptier = void (*)(const void* storage);
 
 class Mover {
  public:
@@ -20,6 +22,7 @@ class Mover {
   Mover& operator=(const Mover&) = delete;
 
   static void set_use_count_reader(UseCountReader reader) noexcept;
+  static void set_storage_emptier(StorageEmptier emptier) noexcept;
 
   [[nodiscard]] StreamIndex in_stream() const { return in_; }
   [[nodiscard]] StreamIndex late_stream() const { return late_; }
@@ -54,6 +57,7 @@ class Mover {
   void forget_host_copy(Block& block);
 
  private:
+  void give_up_address(Block& block);
   [[nodiscard]] Fence record_last_use(const Block& block);
   [[nodiscard]] Fence copy_back(const Block& block, Mapping& mapping, const Fence& frames_fence,
                                 StreamIndex via);

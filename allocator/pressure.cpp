@@ -49,7 +49,9 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
     }
   };
   const auto is_not_pinned = [](const Block& block) { return block.pins == 0; };
-  take(state_.table.offloading(), choice.started, is_not_pinned);
+  // One whose storage is being given up can no longer be emptied.
+  take(state_.table.offloading(), choice.started,
+       [](const Block& block) { return block.pins == 0 && block.storage != nullptr; });
   take(state_.table.prefetching(), choice.prefetched, is_not_pinned);
   if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
     take(state_.table.resident_saved(), choice.cold,

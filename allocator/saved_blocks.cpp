@@ -1,5 +1,7 @@
 // What the controller asks of a device: save, restore, adopt, boundaries and
 // episodes. See device.hpp.
+#include <utility>
+
 #include "check.hpp"
 #include "device.hpp"
 
@@ -157,7 +159,27 @@ void Device::adopt(std::uint64_t generation, const void* storage, std::uint32_t 
   if (block == nullptr) throw InvalidArgument("adopt: no such block");
   block->storage = storage;
   block->references = references;
-  if (references == 0) state_.table.forget_uses(*block);
+  Block* first_life = state_.table.by_generation(std::exchange(block->moved_from, 0));
+  if (first_life != nullptr && first_life->address == 0) state_.table.erase(*first_life);
+}
+
+void Device::abandon(std::uint64_t generation) {
+  Lock lock(state_.mutex);
+  Block* block = state_.table.by_generation(generation);
+  if (block == nullptr) return;
+  block->storage = nullptr;
+  block->references = 0;
+  if (block->address != 0) {
+    state_.table.forget_uses(*block);  // it lives on, or is freed next
+    return;
+  }
+  // Its storage is empty, so nobody will free it.
+  if (block->state != BlockState::kMoved) forget_births(*block);
+  if (block->second_life != nullptr) mover_.drop(*block->second_life);
+  mover_.forget_host_copy(*block);
+  state_.table.erase(*block);
+  if (may_move()) prefetch_.pump(lock);
+  finish_call();
 }
 
 void Device::pin(Block& block) {

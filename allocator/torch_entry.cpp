@@ -35,6 +35,10 @@ void vdnn_set_use_count_reader(uint64_t (*reader)(const void*)) {
   vdnn::Mover::set_use_count_reader(reader);
 }
 
+void vdnn_set_storage_emptier(void (*emptier)(const void*)) {
+  vdnn::Mover::set_storage_emptier(emptier);
+}
+
 void* vdnn_torch_malloc(size_t size, int device, void* stream) {
   if (size == 0) return nullptr;
   return or_throw([&] {

@@ -89,6 +89,11 @@ void vdnn_set_error_thrower(void (*thrower)(vdnn_status status, const char* text
  * block is ever known to be cold. */
 void vdnn_set_use_count_reader(uint64_t (*reader)(const void* storage));
 
+/* Takes the address out of a cold storage (it becomes one of no bytes' address, and its size stays)
+ * without freeing it: the block has left, and its mapping is anybody's. Called with the device
+ * locked; must not call back. Without it an address stays reserved until its storage dies. */
+void vdnn_set_storage_emptier(void (*emptier)(const void* storage));
+
 /* --- what the controller calls ------------------------------------------------------------- */
 
 #define VDNN_SAVE_EAGER 1u
@@ -119,6 +124,10 @@ vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t
                          vdnn_restored* out);
 /* The second life `generation` is now held by `storage`, `references` of which are the caller's. */
 vdnn_status vdnn_adopt(int device, uint64_t generation, const void* storage, uint32_t references);
+
+/* The caller is about to drop its references on the storage of `generation`. If others hold it, it
+ * lives on and never moves again; if it is away, its host copy is dropped. */
+vdnn_status vdnn_abandon(int device, uint64_t generation);
 
 /* This thread now runs `layer` in `phase`; blocks born from here on belong to it. Lets waiting
  * offloads and prefetches go ahead. Layer 0 is "outside every layer". A layer that ends by an

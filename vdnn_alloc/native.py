@@ -203,10 +203,10 @@ class Glue:
         self._library = brief
         self.save = _bind(brief, "vdnn_glue_save", _u64, _pointer, _u32, _u32, _u32)
         """(alias, layer, save_index, flags) -> generation, or 0 if it may not move."""
-        self.release: Callable[[int, int, int], None] = _bind(
-            brief, "vdnn_glue_release", None, _pointer, _u64, _u32
+        self.release: Callable[[int, int], None] = _bind(
+            brief, "vdnn_glue_release", None, _pointer, _u64
         )
-        """(alias, generation, count): we are about to drop our `count` aliases."""
+        """(alias, generation): we are about to drop our aliases, of which this is one."""
         self.use_count = _bind(brief, "vdnn_glue_use_count", _u64, _pointer)
         self.boundary = _bind(waiting, "vdnn_glue_boundary", None, _u32, _u32)
         """(layer, phase) of the calling thread from now on."""
@@ -284,8 +284,8 @@ def _bind(
     return bound
 
 
-def _ignore_release(alias: int, generation: int, count: int) -> None:
-    del alias, generation, count
+def _ignore_release(alias: int, generation: int) -> None:
+    del alias, generation
 
 
 _ERRORS: dict[int, type[VdnnError]] = {

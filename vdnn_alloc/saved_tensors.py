@@ -65,7 +65,7 @@ class StorageRecord:
     def retire(self) -> None:
         """The aliases are no longer counted as ours: while one lives, its storage stays."""
         if self.generation and self.aliases:
-            self.glue.release(self.aliases[0]._cdata, self.generation, len(self.aliases))
+            self.glue.release(self.aliases[0]._cdata, self.generation)
         self.generation = 0
         self.aliases.clear()
 

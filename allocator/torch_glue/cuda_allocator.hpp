@@ -88,6 +88,15 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
   }
 
+  // The block at this address has left it: torch will not free it, and may be given it again.
+  void expect_no_free(void* address) {
+    const std::lock_guard lock(allocator_mutex_);
+    const auto it = allocation_metadata_.find(address);
+    if (it == allocation_metadata_.end()) return;
+    counts(it->second.device_idx).freed(it->second.size);
+    allocation_metadata_.erase(it);
+  }
+
   // --- statistics ---------------------------------------------------------------------------
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {

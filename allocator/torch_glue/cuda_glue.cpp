@@ -51,6 +51,8 @@ int vdnn_glue_install_cuda(int device_count) {
   c10::SetAllocator(c10::kCUDA, &cuda_allocator(), /*priority=*/100);
   vdnn_set_error_thrower(&throw_torch_error);
   vdnn_set_use_count_reader(&read_use_count);
+  vdnn_set_storage_emptier(
+      [](const void* storage) { cuda_allocator().expect_no_free(empty_storage(storage)); });
   return VDNN_OK;
 }
 
@@ -76,9 +78,9 @@ vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index
                  out);
 }
 
-// The caller is about to drop its `count` aliases of `generation`, of which `alias` is one.
-void vdnn_glue_release(const void* alias, std::uint64_t generation, std::uint32_t count) {
-  vdnn::glue::release(device_of(alias), alias, generation, count);
+// The caller is about to drop its aliases of `generation`, of which `alias` is one.
+void vdnn_glue_release(const void* alias, std::uint64_t generation) {
+  vdnn_abandon(device_of(alias), generation);
 }
 
 // The calling thread now runs `layer` in `phase` (vdnn_phase), on every device that has been used.

@@ -64,6 +64,7 @@ std::uint32_t vdnn_glue_torch_version(void) { return kTorchVersion; }
 int vdnn_glue_install_cpu(void) {
   vdnn_set_error_thrower(&throw_torch_error);
   vdnn_set_use_count_reader(&read_use_count);
+  vdnn_set_storage_emptier([](const void* storage) { empty_storage(storage); });
   c10::SetCPUAllocator(&host_allocator(), /*priority=*/100);
   return VDNN_OK;
 }
@@ -85,9 +86,9 @@ vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index
   return restore(border(), kDevice, generation, nullptr, save_index, {aliases, count}, out);
 }
 
-// The caller is about to drop its `count` aliases of `generation`, of which `alias` is one.
-void vdnn_glue_release(const void* alias, std::uint64_t generation, std::uint32_t count) {
-  vdnn::glue::release(kDevice, alias, generation, count);
+// The caller is about to drop its aliases of `generation`, of which `alias` is one.
+void vdnn_glue_release(const void* /*alias*/, std::uint64_t generation) {
+  vdnn_abandon(kDevice, generation);
 }
 
 // The calling thread now runs `layer` in `phase` (vdnn_phase).

@@ -49,6 +49,18 @@ inline std::uint64_t read_use_count(const void* storage) {
   return c10::raw::intrusive_ptr::use_count(target);
 }
 
+// Takes the address out of a storage that nothing but our aliases holds, without freeing it.
+// Returns the address.
+inline void* empty_storage(const void* storage) {
+  auto* target = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
+  c10::DataPtr& data = target->_mutable_data_ptr_no_checks();
+  void* address = data.get();
+  const c10::Device device = data.device();
+  (void)data.release_context();
+  data = c10::DataPtr(nullptr, device);
+  return address;
+}
+
 inline c10::TensorImpl& tensor_at(const void* tensor_impl) {
   return *static_cast<c10::TensorImpl*>(const_cast<void*>(tensor_impl));
 }
@@ -106,15 +118,6 @@ inline vdnn_status restore(const Border& border, int device, std::uint64_t gener
     return VDNN_OUT_OF_MEMORY;
   }
   return VDNN_OK;
-}
-
-// The record of `generation` is about to drop its `references` aliases. If others hold the
-// storage (a network's input, a buffer) the block lives on, and the core must stop counting
-// references that are gone: it would take the same number held by strangers for ours.
-inline void release(int device, const void* tensor_impl, std::uint64_t generation,
-                    std::uint32_t references) {
-  const void* storage = tensor_at(tensor_impl).unsafe_storage().unsafeGetStorageImpl();
-  if (read_use_count(storage) > references) vdnn_adopt(device, generation, nullptr, 0);
 }
 
 }  // namespace vdnn::glue
