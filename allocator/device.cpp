@@ -75,9 +75,12 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   const bool is_counted = !is_tiny && state_.book.number() > 0;
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   try {
-    return is_tiny || belongs_in_heap(bytes, ordinal)
-               ? allocate_in_heap(bytes, stream, lock)
-               : allocate_frames(bytes, ordinal, stream, waits, lock);
+    Block& block = is_tiny || belongs_in_heap(bytes, ordinal)
+                       ? allocate_in_heap(bytes, stream, lock)
+                       : allocate_frames(bytes, ordinal, stream, waits, lock);
+    block.ordinal = ordinal;
+    if (ordinal != kNoOrdinal || !block.is_in_heap) state_.book.birth(block.frames);
+    return block;
   } catch (const OutOfMemory&) {
     refusal_of_this_thread = {this, current_layer().layer};
     throw;
@@ -133,7 +136,7 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& loc
                                         lock);
     wait_for_slab(place, frames, stream, lock);
     state_.heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
-    state_.book.take_frames(frames);
+    state_.book.slab(static_cast<std::int32_t>(frames));
   }
 }
 
@@ -165,8 +168,6 @@ Block& Device::allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamI
   Block& block = state_.table.create(place.mapping->address);
   block.mapping = place.mapping;
   block.frames = frames;
-  block.ordinal = ordinal;
-  state_.book.take_frames(frames);
   return block;
 }
 
@@ -221,6 +222,7 @@ void Device::forget_births(const Block& block) {
 }
 
 void Device::free_heap_block(Block& block) {
+  if (block.ordinal != kNoOrdinal) state_.book.death(0);
   state_.stats.resident_bytes -= block.bytes;
   --state_.stats.heap_blocks;
   bool is_reusable = true;
@@ -240,7 +242,7 @@ void Device::free_heap_block(Block& block) {
     state_.pool.give_back(emptied.mapping->prefix(emptied.frames), fence);
     emptied.mapping->last_use.add(fence);
     emptied.mapping->is_busy = false;
-    state_.book.give_frames(emptied.frames);
+    state_.book.slab(-static_cast<std::int32_t>(emptied.frames));
     state_.note_frames();
   }
   state_.table.erase(block);
@@ -248,7 +250,7 @@ void Device::free_heap_block(Block& block) {
 
 void Device::free_frames_of(Block& block) {
   if (block.second_life != nullptr) mover_.drop(*block.second_life);
-  if (block.owns_frames()) state_.book.give_frames(block.frames);
+  if (block.state != BlockState::kMoved) state_.book.death(block.owns_frames() ? block.frames : 0);
   // A block that outlived its step (a gradient, say) comes back at the same ordinal of the next.
   const bool outlived_step = block.ordinal != kNoOrdinal && block.episode < state_.book.number();
   mover_.give_up_place(block, outlived_step);

@@ -85,6 +85,11 @@ void EpisodeBook::moved(const Block& from, std::uint64_t to) {
   for (const PendingUse& use : from.uses) put(generations_, use.save_index, to);
 }
 
+void EpisodeBook::slab(std::int32_t frames) {
+  if (current_.timeline.empty()) return;
+  current_.timeline.back().frames += frames;
+}
+
 void EpisodeBook::add_to_timeline(const TimelineEvent& event) {
   if (is_inside_ && current_.timeline.size() < kLongest) current_.timeline.push_back(event);
 }

@@ -63,8 +63,12 @@ class EpisodeBook {
   void leave(const Block& block);
   [[nodiscard]] bool left_last_time(std::uint32_t save_index) const;
 
-  void take_frames(std::size_t frames) { add_event(static_cast<std::int32_t>(frames)); }
-  void give_frames(std::size_t frames) { add_event(-static_cast<std::int32_t>(frames)); }
+  // The timeline has one line for each birth and each death of a numbered block, wherever it lives,
+  // so that a place in it means the same moment of the program from step to step. Slabs have none:
+  // their frames join the line before.
+  void birth(std::size_t frames) { add_event(static_cast<std::int32_t>(frames)); }
+  void death(std::size_t frames) { add_event(-static_cast<std::int32_t>(frames)); }
+  void slab(std::int32_t frames);
   // The most frames that the recorded step needed, beyond those taken now, from here to the use of
   // `save_index`. `frames_of` tells how many a save's block must still bring back at its use.
   // kUnknown where nothing is recorded.

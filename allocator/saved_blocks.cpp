@@ -174,7 +174,10 @@ void Device::abandon(std::uint64_t generation) {
     return;
   }
   // Its storage is empty, so nobody will free it.
-  if (block->state != BlockState::kMoved) forget_births(*block);
+  if (block->state != BlockState::kMoved) {
+    forget_births(*block);
+    state_.book.death(0);
+  }
   if (block->second_life != nullptr) mover_.drop(*block->second_life);
   mover_.forget_host_copy(*block);
   state_.table.erase(*block);
