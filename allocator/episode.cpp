@@ -49,7 +49,10 @@ void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId ma
 }
 
 bool EpisodeBook::may_be_saved(std::uint32_t ordinal) const {
-  return last_ == nullptr || ordinal >= last_->was_saved.size() || last_->was_saved[ordinal];
+  // What backward makes is seldom saved; gradients above all, which outlive the step and must be
+  // placed in the first one as in every other.
+  if (last_ == nullptr || ordinal >= last_->was_saved.size()) return !is_backward_;
+  return last_->was_saved[ordinal];
 }
 
 std::uint32_t EpisodeBook::rank_of(std::uint32_t save_index) const {

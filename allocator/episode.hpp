@@ -52,7 +52,7 @@ class EpisodeBook {
   }
   [[nodiscard]] MappingId mapping_of(Asker asker, std::uint32_t ordinal) const;
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
-  // Was the block of this ordinal saved last time? True if nothing is known.
+  // Was the block of this ordinal saved last time? If nothing is known: is it born in forward?
   [[nodiscard]] bool may_be_saved(std::uint32_t ordinal) const;
 
   // Where save `index` stands in the order of coming uses; by default, reverse order.

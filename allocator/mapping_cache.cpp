@@ -33,11 +33,15 @@ Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream)
 }
 
 Mapping* MappingCache::find_oldest(std::size_t count, StreamIndex stream, bool take_kept) {
+  Mapping* best = nullptr;
   for (const auto& mapping : mappings_) {
+    if (best != nullptr && mapping->frames.size() >= best->frames.size()) continue;
     if (!take_kept && mapping->kept_frames > 0) continue;
-    if (is_reusable(*mapping, count, stream, take_kept)) return mapping.get();
+    if (!is_reusable(*mapping, count, stream, take_kept)) continue;
+    best = mapping.get();
+    if (best->frames.size() == count) break;
   }
-  return nullptr;
+  return best;
 }
 
 Mapping* MappingCache::begin(std::vector<FrameIndex> frames) {
