@@ -48,6 +48,7 @@ struct Block {
   std::size_t bytes = 0;  // as asked for
   BlockState state = BlockState::kResident;
   bool is_in_heap = false;
+  bool outlives_step = false;      // born outside an episode: in the lasting heap
   std::uint64_t pool = 0;  // of the CUDA graph that it belongs to; 0: none
 
   Mapping* mapping = nullptr;  // null in the heap

@@ -115,11 +115,14 @@ bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const {
 }
 
 Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock) {
+  const bool outlives_step = !state_.book.is_inside();
   for (;;) {
-    const Addr address = state_.heap.allocate(bytes, stream);
+    Heap& heap = outlives_step ? state_.lasting_heap : state_.step_heap;
+    const Addr address = heap.allocate(bytes, stream);
     if (address != 0) {
       Block& block = state_.table.create(address);
       block.is_in_heap = true;
+      block.outlives_step = outlives_step;
       return block;
     }
     const std::size_t need = state_.frames_for(Heap::rounded(bytes));
@@ -135,7 +138,7 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& loc
                                          .stream = stream},
                                         lock);
     wait_for_slab(place, frames, stream, lock);
-    state_.heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
+    heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
     state_.book.slab(static_cast<std::int32_t>(frames));
   }
 }
@@ -235,8 +238,9 @@ void Device::free_heap_block(Block& block) {
   } catch (const DriverError&) {
     is_reusable = false;  // nobody could wait for them: the piece is lost rather than shared
   }
+  Heap& heap = block.outlives_step ? state_.lasting_heap : state_.step_heap;
   const Heap::Slab emptied =
-      is_reusable ? state_.heap.free(block.address, block.stream) : Heap::Slab{};
+      is_reusable ? heap.free(block.address, block.stream) : Heap::Slab{};
   if (emptied.mapping != nullptr) {
     const Fence fence(state_.clock.now(emptied.stream));
     state_.pool.give_back(emptied.mapping->prefix(emptied.frames), fence);

@@ -36,7 +36,10 @@ struct DeviceState {
   StreamClock clock;
   FramePool pool;
   MappingCache cache;
-  Heap heap;
+  // What a step makes and what outlives it (weights, optimizer state) share no slab: so the step's
+  // slabs are empty at its end, and every step begins with the same frames free.
+  Heap step_heap;
+  Heap lasting_heap;
   HostPool host;
   BlockTable table;
   EpisodeBook book;

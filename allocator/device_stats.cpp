@@ -111,8 +111,10 @@ std::vector<std::pair<Addr, std::size_t>> Device::settle_for_fork() {
     if (block->is_in_heap || !block->owns_frames()) continue;
     ranges.emplace_back(address, block->frames * state_.driver->frame_bytes());
   }
-  for (const auto& [base, slab] : state_.heap.slabs()) {
-    ranges.emplace_back(base, slab.frames * state_.driver->frame_bytes());
+  for (const Heap* heap : {&state_.step_heap, &state_.lasting_heap}) {
+    for (const auto& [base, slab] : heap->slabs()) {
+      ranges.emplace_back(base, slab.frames * state_.driver->frame_bytes());
+    }
   }
   return ranges;
 }

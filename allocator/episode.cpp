@@ -13,13 +13,22 @@ void put(std::vector<T>& table, std::size_t index, T value) {
   table[index] = value;
 }
 
+MappingId get(const std::vector<MappingId>& table, std::uint32_t ordinal) {
+  return ordinal < table.size() ? table[ordinal] : 0;
+}
+
 }  // namespace
 
 void EpisodeBook::begin(std::uint64_t finished, std::uint64_t expected,
                         std::span<const std::uint32_t> ranks) {
   if (finished != 0) {
     current_.was_saved.resize(next_[static_cast<std::size_t>(Asker::kBlock)]);
-    learned_[finished] = std::move(current_);
+    Learned& learned = learned_[finished];
+    for (std::size_t asker = 0; asker < static_cast<std::size_t>(Asker::kCount); ++asker) {
+      current_.mapping_before[asker] = std::move(learned.mapping[asker]);
+    }
+    current_.steps = learned.steps + 1;
+    learned = std::move(current_);
     std::erase(signatures_, finished);
     signatures_.push_back(finished);
     if (signatures_.size() > kSignaturesKept) {
@@ -39,9 +48,11 @@ void EpisodeBook::begin(std::uint64_t finished, std::uint64_t expected,
 }
 
 MappingId EpisodeBook::mapping_of(Asker asker, std::uint32_t ordinal) const {
-  if (last_ == nullptr) return 0;
-  const auto& table = last_->mapping[static_cast<std::size_t>(asker)];
-  return ordinal < table.size() ? table[ordinal] : 0;
+  return last_ == nullptr ? 0 : get(last_->mapping[static_cast<std::size_t>(asker)], ordinal);
+}
+
+MappingId EpisodeBook::mapping_before(Asker asker, std::uint32_t ordinal) const {
+  return last_ == nullptr ? 0 : get(last_->mapping_before[static_cast<std::size_t>(asker)], ordinal);
 }
 
 void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping) {
@@ -88,12 +99,8 @@ void EpisodeBook::moved(const Block& from, std::uint64_t to) {
   for (const PendingUse& use : from.uses) put(generations_, use.save_index, to);
 }
 
-void EpisodeBook::slab(std::int32_t frames) {
-  if (current_.timeline.empty()) return;
-  current_.timeline.back().frames += frames;
-}
-
-void EpisodeBook::add_to_timeline(const TimelineEvent& event) {
+void EpisodeBook::add_to_timeline(TimelineEvent event) {
+  event.frames += std::exchange(slab_frames_, 0);
   if (is_inside_ && current_.timeline.size() < kLongest) current_.timeline.push_back(event);
 }
 

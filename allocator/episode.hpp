@@ -27,7 +27,11 @@ struct TimelineEvent {
 };
 
 struct Learned {
+  std::uint32_t steps = 0;                 // of this signature, so far
   std::vector<MappingId> mapping[static_cast<std::size_t>(Asker::kCount)];  // by ordinal
+  // The same, of the step before that: what outlives a step and is made anew before the old one is
+  // dropped (a batch) has two places, in turn.
+  std::vector<MappingId> mapping_before[static_cast<std::size_t>(Asker::kCount)];
   std::vector<bool> was_saved;                                              // by ordinal of a block
   std::vector<TimelineEvent> timeline;
   std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
@@ -51,6 +55,9 @@ class EpisodeBook {
     return next < kLongest ? next++ : kNoOrdinal;
   }
   [[nodiscard]] MappingId mapping_of(Asker asker, std::uint32_t ordinal) const;
+  [[nodiscard]] MappingId mapping_before(Asker asker, std::uint32_t ordinal) const;
+  // Fewer than two steps of this kind are known: what they build serves the later ones.
+  [[nodiscard]] bool is_learning() const { return last_ == nullptr || last_->steps < 2; }
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
   // Was the block of this ordinal saved last time? If nothing is known: is it born in forward?
   [[nodiscard]] bool may_be_saved(std::uint32_t ordinal) const;
@@ -65,10 +72,10 @@ class EpisodeBook {
 
   // The timeline has one line for each birth and each death of a numbered block, wherever it lives,
   // so that a place in it means the same moment of the program from step to step. Slabs have none:
-  // their frames join the line before.
+  // their frames join the next line, for whoever asks what is still to come must see them.
   void birth(std::size_t frames) { add_event(static_cast<std::int32_t>(frames)); }
   void death(std::size_t frames) { add_event(-static_cast<std::int32_t>(frames)); }
-  void slab(std::int32_t frames);
+  void slab(std::int32_t frames) { slab_frames_ += frames; }
   // The most frames that the recorded step needed, beyond those taken now, from here to the use of
   // `save_index`. `frames_of` tells how many a save's block must still bring back at its use.
   // kUnknown where nothing is recorded.
@@ -91,7 +98,7 @@ class EpisodeBook {
   static constexpr std::uint32_t kLongest = 1 << 20;
 
   void add_event(std::int32_t frames);
-  void add_to_timeline(const TimelineEvent& event);
+  void add_to_timeline(TimelineEvent event);
 
   std::unordered_map<std::uint64_t, Learned> learned_;
   std::vector<std::uint64_t> signatures_;  // least recently begun first
@@ -102,6 +109,7 @@ class EpisodeBook {
   std::uint32_t next_[static_cast<std::size_t>(Asker::kCount)] = {};
   std::uint32_t latest_[kLatest] = {};
   std::size_t latest_next_ = 0;
+  std::int32_t slab_frames_ = 0;           // taken since the last line of the timeline
   std::uint64_t number_ = 0;
   bool is_inside_ = false;
   bool is_backward_ = false;

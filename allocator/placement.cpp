@@ -17,7 +17,9 @@ Place Placement::find(const PlaceRequest& request, Lock& lock) {
 
 Place Placement::find_free(const PlaceRequest& request, Lock& lock) {
   Place place = reuse(request, false);
-  return place.mapping != nullptr ? std::move(place) : build(request, false, lock);
+  const bool may_build = request.asker != Asker::kSecondLife || state_.book.is_learning();
+  if (place.mapping != nullptr || !may_build) return place;
+  return build(request, false, lock);
 }
 
 Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
@@ -26,6 +28,10 @@ Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
   if (request.ordinal != kNoOrdinal) {
     mapping = state_.cache.find(state_.book.mapping_of(request.asker, request.ordinal),
                                 request.frames, request.stream);
+    if (mapping == nullptr) {
+      mapping = state_.cache.find(state_.book.mapping_before(request.asker, request.ordinal),
+                                  request.frames, request.stream);
+    }
   }
   if (mapping == nullptr) {
     mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);

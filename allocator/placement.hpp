@@ -25,7 +25,8 @@ class Placement {
 
   // Never null; throws OutOfMemory when the budget cannot serve it. May drop the lock.
   [[nodiscard]] Place find(const PlaceRequest& request, Lock& lock);
-  // Only what is free anyway and kept for nobody; may be null. May drop the lock.
+  // Only what is free anyway and kept for nobody; may be null. May drop the lock. A second life,
+  // which can also come later, builds no mapping once its kind of step is known.
   [[nodiscard]] Place find_free(const PlaceRequest& request, Lock& lock);
 
  private:

@@ -54,16 +54,16 @@ TEST(a_block_that_was_not_saved_last_time_is_known) {
 TEST(the_timeline_tells_what_a_prefetch_would_be_in_the_way_of) {
   EpisodeBook book;
   book.begin(0, 0, {});
-  book.take_frames(4);
-  book.give_frames(3);
-  book.take_frames(6);
+  book.birth(4);
+  book.death(3);
+  book.birth(6);
   book.restore(0);
   EXPECT(book.need_before(0, 100, none_away) == EpisodeBook::kUnknown);
 
   book.begin(kSignature, kSignature, {});
 
   EXPECT(book.need_before(0, 100, none_away) == 7);
-  book.take_frames(4);
+  book.birth(4);
   EXPECT(book.need_before(0, 100, none_away) == 3);
   EXPECT(book.need_before(1, 100, none_away) == EpisodeBook::kUnknown);
 }
