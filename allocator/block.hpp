@@ -48,8 +48,8 @@ struct Block {
   std::size_t bytes = 0;  // as asked for
   BlockState state = BlockState::kResident;
   bool is_in_heap = false;
-  bool outlives_step = false;      // born outside an episode: in the lasting heap
-  std::uint64_t pool = 0;  // of the CUDA graph that it belongs to; 0: none
+  bool outlives_step = false;  // born outside an episode: in the lasting heap
+  std::uint64_t pool = 0;      // of the CUDA graph that it belongs to; 0: none
 
   Mapping* mapping = nullptr;  // null in the heap
   std::size_t frames = 0;      // it owns this prefix of the mapping while it owns frames
@@ -79,7 +79,7 @@ struct Block {
   Fence ready;       // the copy in: every user's stream waits for it
   Block* first_life = nullptr;
   Block* second_life = nullptr;
-  std::uint64_t moved_from = 0;    // the generation of the first life, until somebody adopts this
+  std::uint64_t moved_from = 0;  // the generation of the first life, until somebody adopts this
 
   [[nodiscard]] bool owns_frames() const {
     return state == BlockState::kResident || state == BlockState::kOffloading ||

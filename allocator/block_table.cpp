@@ -118,8 +118,7 @@ void BlockTable::mark_saved(Block& block) {
 }
 
 std::string BlockTable::broken_block(const Block& block) {
-  const bool is_away =
-      block.state == BlockState::kOffloaded || block.state == BlockState::kMoved;
+  const bool is_away = block.state == BlockState::kOffloaded || block.state == BlockState::kMoved;
   const bool has_copy =
       block.state == BlockState::kOffloaded || block.state == BlockState::kOffloading;
   const bool is_second = block.state == BlockState::kPrefetching;

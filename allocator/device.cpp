@@ -128,9 +128,10 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& loc
     const std::size_t need = state_.frames_for(Heap::rounded(bytes));
     // A slab beyond the need must not push anything out.
     const bool has_room = state_.pool.unowned() >= std::max(need, kSlabFrames);
-    const std::size_t frames = has_room ? std::max(need, kSlabFrames) : need;
+    const std::size_t wanted = has_room ? std::max(need, kSlabFrames) : need;
     const std::uint32_t ordinal =
         state_.book.number() > 0 ? state_.book.next_ordinal(Asker::kSlab) : kNoOrdinal;
+    const std::size_t frames = placement_.slab_frames(ordinal, stream, need, wanted);
     const Place place = placement_.find({.frames = frames,
                                          .bytes = bytes,
                                          .asker = Asker::kSlab,
@@ -239,8 +240,7 @@ void Device::free_heap_block(Block& block) {
     is_reusable = false;  // nobody could wait for them: the piece is lost rather than shared
   }
   Heap& heap = block.outlives_step ? state_.lasting_heap : state_.step_heap;
-  const Heap::Slab emptied =
-      is_reusable ? heap.free(block.address, block.stream) : Heap::Slab{};
+  const Heap::Slab emptied = is_reusable ? heap.free(block.address, block.stream) : Heap::Slab{};
   if (emptied.mapping != nullptr) {
     const Fence fence(state_.clock.now(emptied.stream));
     state_.pool.give_back(emptied.mapping->prefix(emptied.frames), fence);
@@ -275,7 +275,8 @@ void Device::release_unused() {
   const Lock lock(state_.mutex);
   for (const auto& [address, block] : state_.table.all()) {
     // What is away keeps its address, but must not keep frames alive that are released here.
-    if (block->mapping != nullptr && !block->owns_frames()) state_.cache.unmap_if_idle(*block->mapping);
+    if (block->mapping != nullptr && !block->owns_frames())
+      state_.cache.unmap_if_idle(*block->mapping);
   }
   state_.cache.retire_idle();
   state_.pool.release_free(state_.cache.mapped_frames());

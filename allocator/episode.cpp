@@ -52,7 +52,8 @@ MappingId EpisodeBook::mapping_of(Asker asker, std::uint32_t ordinal) const {
 }
 
 MappingId EpisodeBook::mapping_before(Asker asker, std::uint32_t ordinal) const {
-  return last_ == nullptr ? 0 : get(last_->mapping_before[static_cast<std::size_t>(asker)], ordinal);
+  return last_ == nullptr ? 0
+                          : get(last_->mapping_before[static_cast<std::size_t>(asker)], ordinal);
 }
 
 void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping) {
@@ -88,6 +89,13 @@ void EpisodeBook::restore(std::uint32_t save_index) {
 void EpisodeBook::leave(const Block& block) {
   if (block.saved_in != number_) return;
   for (const PendingUse& use : block.uses) put(current_.has_left, use.save_index, true);
+}
+
+void EpisodeBook::was_late(std::uint32_t save_index) { put(current_.was_late, save_index, true); }
+
+bool EpisodeBook::was_well_placed(std::uint32_t save_index) const {
+  if (is_learning()) return false;
+  return save_index >= last_->was_late.size() || !last_->was_late[save_index];
 }
 
 bool EpisodeBook::left_last_time(std::uint32_t save_index) const {

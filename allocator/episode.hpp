@@ -27,14 +27,15 @@ struct TimelineEvent {
 };
 
 struct Learned {
-  std::uint32_t steps = 0;                 // of this signature, so far
+  std::uint32_t steps = 0;  // of this signature, so far
   std::vector<MappingId> mapping[static_cast<std::size_t>(Asker::kCount)];  // by ordinal
   // The same, of the step before that: what outlives a step and is made anew before the old one is
   // dropped (a batch) has two places, in turn.
   std::vector<MappingId> mapping_before[static_cast<std::size_t>(Asker::kCount)];
-  std::vector<bool> was_saved;                                              // by ordinal of a block
+  std::vector<bool> was_saved;  // by ordinal of a block
   std::vector<TimelineEvent> timeline;
   std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
+  std::vector<bool> was_late;               // by save index: somebody had to wait for it
   std::vector<bool> has_left;               // by save index: its block was offloaded
 };
 
@@ -69,6 +70,9 @@ class EpisodeBook {
   // Its block left the device: if the same happens again it can be copied ahead of need.
   void leave(const Block& block);
   [[nodiscard]] bool left_last_time(std::uint32_t save_index) const;
+  void was_late(std::uint32_t save_index);
+  // It came back in time, in a step that knew what was coming: its place then is good enough.
+  [[nodiscard]] bool was_well_placed(std::uint32_t save_index) const;
 
   // The timeline has one line for each birth and each death of a numbered block, wherever it lives,
   // so that a place in it means the same moment of the program from step to step. Slabs have none:
@@ -109,7 +113,7 @@ class EpisodeBook {
   std::uint32_t next_[static_cast<std::size_t>(Asker::kCount)] = {};
   std::uint32_t latest_[kLatest] = {};
   std::size_t latest_next_ = 0;
-  std::int32_t slab_frames_ = 0;           // taken since the last line of the timeline
+  std::int32_t slab_frames_ = 0;  // taken since the last line of the timeline
   std::uint64_t number_ = 0;
   bool is_inside_ = false;
   bool is_backward_ = false;

@@ -1,9 +1,25 @@
 // Where a request goes: see placement.hpp.
 #include "placement.hpp"
 
+#include <algorithm>
+
 #include "check.hpp"
+#include "text.hpp"
 
 namespace vdnn {
+namespace {
+
+// Frames that cannot be mapped are frames that cannot be had.
+[[noreturn]] void rethrow_as_out_of_memory(std::size_t bytes) {
+  try {
+    throw;
+  } catch (const DriverError& refused) {
+    throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
+                      ", and the device refused to map it: " + refused.what());
+  }
+}
+
+}  // namespace
 
 Place Placement::find(const PlaceRequest& request, Lock& lock) {
   for (;;) {
@@ -22,18 +38,29 @@ Place Placement::find_free(const PlaceRequest& request, Lock& lock) {
   return build(request, false, lock);
 }
 
+Mapping* Placement::own_mapping(const PlaceRequest& request, std::size_t frames) {
+  if (request.ordinal == kNoOrdinal) return nullptr;
+  const MappingId last = state_.book.mapping_of(request.asker, request.ordinal);
+  Mapping* mapping = state_.cache.find(last, frames, request.stream);
+  if (mapping != nullptr) return mapping;
+  const MappingId before = state_.book.mapping_before(request.asker, request.ordinal);
+  return state_.cache.find(before, frames, request.stream);
+}
+
+std::size_t Placement::slab_frames(std::uint32_t ordinal, StreamIndex stream, std::size_t need,
+                                   std::size_t wanted) {
+  const PlaceRequest request{
+      .frames = need, .bytes = 0, .asker = Asker::kSlab, .ordinal = ordinal, .stream = stream};
+  const Mapping* mapping = own_mapping(request, need);
+  if (mapping == nullptr) return wanted;
+  const std::size_t frames = std::clamp(mapping->frames.size(), need, wanted);
+  return own_mapping(request, frames) == mapping ? frames : wanted;
+}
+
 Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
   Place place;
-  Mapping* mapping = nullptr;
-  if (request.ordinal != kNoOrdinal) {
-    mapping = state_.cache.find(state_.book.mapping_of(request.asker, request.ordinal),
-                                request.frames, request.stream);
-    if (mapping == nullptr) {
-      mapping = state_.cache.find(state_.book.mapping_before(request.asker, request.ordinal),
-                                  request.frames, request.stream);
-    }
-  }
-  if (mapping == nullptr) {
+  Mapping* mapping = own_mapping(request, request.frames);
+  if (mapping == nullptr && !request.only_its_own) {
     mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);
   }
   if (mapping != nullptr) occupy(*mapping, request, place);
@@ -79,7 +106,7 @@ Place Placement::build(const PlaceRequest& request, bool take_kept, Lock& lock) 
     state_.pool.give_back(mapping->frames, place.fence);
     state_.cache.abandon(mapping);
     state_.note_frames();
-    throw;
+    rethrow_as_out_of_memory(request.bytes);
   }
   lock.lock();
   place.mapping = mapping;

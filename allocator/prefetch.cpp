@@ -59,7 +59,8 @@ bool Prefetch::start_next_prefetch(Lock& lock) {
                              .bytes = block->bytes,
                              .asker = Asker::kSecondLife,
                              .ordinal = block->ordinal,
-                             .stream = mover_.in_stream()};
+                             .stream = mover_.in_stream(),
+                             .only_its_own = state_.book.was_well_placed(next_save(*block))};
   const Place place = placement_.find_free(request, lock);
   if (place.mapping == nullptr) return false;
   // The lock may have been dropped: the block may have been freed or brought back meanwhile.
@@ -81,6 +82,13 @@ Block* Prefetch::next_to_prefetch() const {
   return nullptr;
 }
 
+std::uint32_t Prefetch::next_save(const Block& block) {
+  for (const PendingUse& use : block.uses) {
+    if (use.rank == block.next_use.rank) return use.save_index;
+  }
+  return kNoSave;
+}
+
 bool Prefetch::fits_until_use(const Block& block) const {
   const auto unowned = static_cast<std::int64_t>(state_.pool.unowned());
   const std::int64_t left = unowned - static_cast<std::int64_t>(block.frames);
@@ -91,11 +99,7 @@ bool Prefetch::fits_until_use(const Block& block) const {
                          other->state == BlockState::kOffloaded && other->second_life == nullptr;
     return is_away ? static_cast<std::int64_t>(other->frames) : 0;
   };
-  std::uint32_t save_index = kNoSave;
-  for (const PendingUse& use : block.uses) {
-    if (use.rank == block.next_use.rank) save_index = use.save_index;
-  }
-  const std::int64_t need = state_.book.need_before(save_index, left, frames_of);
+  const std::int64_t need = state_.book.need_before(next_save(block), left, frames_of);
   if (need != EpisodeBook::kUnknown) return need <= left;
   return static_cast<std::int64_t>(state_.book.guessed_need()) <= left;
 }

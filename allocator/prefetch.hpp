@@ -32,6 +32,8 @@ class Prefetch {
   [[nodiscard]] void* host_room(std::uint64_t generation, Lock& lock);
   [[nodiscard]] bool start_next_prefetch(Lock& lock);
   [[nodiscard]] Block* next_to_prefetch() const;
+  // The save whose use comes first.
+  [[nodiscard]] static std::uint32_t next_save(const Block& block);
   [[nodiscard]] bool fits_until_use(const Block& block) const;
 
   DeviceState& state_;

@@ -90,7 +90,9 @@ vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint
   const StreamIndex consumer = arrive(stream);
   unpin_this_thread();
   state_.book.restore(save_index);
+  const std::uint64_t fetched_late = state_.stats.late_prefetches;
   const std::uint64_t life = fetch(generation, lock);
+  if (state_.stats.late_prefetches != fetched_late) state_.book.was_late(save_index);
   Block* block = state_.table.by_generation(life);
   if (block->state == BlockState::kOffloading) mover_.cancel(*block);
   pin(*block);

@@ -36,6 +36,7 @@ class Job:
     seed: int = 0
     check: int = 1
     frame_bytes: int | None = None  # None: what install() chooses
+    fixed_batch: bool = False  # the same tensors in every step, as in a loop that changes nothing
 
     def settings(self) -> fresh.Settings | None:
         """The arguments of vdnn_alloc.install, or None."""
@@ -63,12 +64,12 @@ def train(job: Job) -> Outcome:
     workload, outcome = WORKLOADS[job.model], Outcome()
     model = workload.build()
     optimizer = make_optimizer(job.optimizer, model)
-    import os
-    st=os.environ.get("STATIC")
-    if st: batch = workload.batch(torch.Generator().manual_seed(0))
+    batch = workload.batch(torch.Generator().manual_seed(0)) if job.fixed_batch else None
     for step in range(job.steps):
         started = time.perf_counter()
-        if not st: batch = workload.batch(torch.Generator().manual_seed(step))
+        if not job.fixed_batch:
+            batch = workload.batch(torch.Generator().manual_seed(step))
+        assert batch is not None
         optimizer.zero_grad()
         loss = workload.loss(model, batch)
         loss.backward()

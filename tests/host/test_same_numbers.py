@@ -119,12 +119,31 @@ def test_the_budget_is_never_passed_by_our_count_or_by_the_kernels(
 def test_from_the_third_step_on_the_driver_maps_unmaps_and_creates_nothing(
     model: str, optimizer: str, percent: int
 ) -> None:
-    job = trained(model, optimizer, percent)
+    plain = Job(model, optimizer, fixed_batch=True)
+    jobs = {share: at_share(plain, share) for share in SHARES}
+    start(*jobs.values())
+    job = jobs[percent]
 
     ours = outcome_of(job)
 
     for call in ("driver_map", "driver_unmap", "driver_create", "mapping_misses"):
         assert ours.per_step(call)[2:] == [0, 0, 0], (call, command(job, percent))
+
+
+@models
+@optimizers
+@shares
+def test_a_fresh_batch_in_each_step_settles_too(model: str, optimizer: str, percent: int) -> None:
+    # The next batch is made before the last one is dropped, so batches live in two places in turn,
+    # and the loop repeats itself every other step.
+    plain = Job(model, optimizer, steps=8)
+    jobs = {share: at_share(plain, share) for share in SHARES}
+    start(*jobs.values())
+    job = jobs[percent]
+
+    ours = outcome_of(job)
+
+    assert ours.per_step("driver_map")[6:] == [0, 0], command(job, percent)
 
 
 @pytest.mark.parametrize("model", CHAINS)
