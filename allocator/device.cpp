@@ -74,6 +74,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
   const bool is_counted = !is_tiny && state_.book.number() > 0;
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
+  state_.book.request(ordinal, bytes);
   try {
     Block& block = is_tiny || belongs_in_heap(bytes, ordinal)
                        ? allocate_in_heap(bytes, stream, lock)

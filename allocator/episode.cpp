@@ -43,6 +43,7 @@ void EpisodeBook::begin(std::uint64_t finished, std::uint64_t expected,
   generations_.clear();
   std::fill(std::begin(next_), std::end(next_), 0);
   ++number_;
+  is_off_script_ = false;
   is_inside_ = true;
   is_backward_ = false;
 }
@@ -60,10 +61,20 @@ void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId ma
   put(current_.mapping[static_cast<std::size_t>(asker)], ordinal, mapping);
 }
 
+void EpisodeBook::request(std::uint32_t ordinal, std::uint64_t bytes) {
+  if (ordinal == kNoOrdinal) return;
+  put(current_.request_bytes, ordinal, bytes);
+  if (last_ == nullptr) return;
+  const auto& expected = last_->request_bytes;
+  is_off_script_ = is_off_script_ || ordinal >= expected.size() || expected[ordinal] != bytes;
+}
+
 bool EpisodeBook::may_be_saved(std::uint32_t ordinal) const {
   // What backward makes is seldom saved; gradients above all, which outlive the step and must be
   // placed in the first one as in every other.
-  if (last_ == nullptr || ordinal >= last_->was_saved.size()) return !is_backward_;
+  const bool is_known =
+      last_ != nullptr && !is_off_script_ && ordinal < last_->was_saved.size();
+  if (!is_known) return !is_backward_;
   return last_->was_saved[ordinal];
 }
 

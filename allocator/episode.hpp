@@ -32,6 +32,7 @@ struct Learned {
   // The same, of the step before that: what outlives a step and is made anew before the old one is
   // dropped (a batch) has two places, in turn.
   std::vector<MappingId> mapping_before[static_cast<std::size_t>(Asker::kCount)];
+  std::vector<std::uint64_t> request_bytes;  // by ordinal of a block
   std::vector<bool> was_saved;  // by ordinal of a block
   std::vector<TimelineEvent> timeline;
   std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
@@ -60,6 +61,10 @@ class EpisodeBook {
   // Fewer than two steps of this kind are known: what they build serves the later ones.
   [[nodiscard]] bool is_learning() const { return last_ == nullptr || last_->steps < 2; }
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
+  // A block of this size is asked for. If the last step asked for another size at this ordinal, this
+  // step is another, and from here on nothing that the last one taught is a reason to place a block
+  // where it cannot move.
+  void request(std::uint32_t ordinal, std::uint64_t bytes);
   // Was the block of this ordinal saved last time? If nothing is known: is it born in forward?
   [[nodiscard]] bool may_be_saved(std::uint32_t ordinal) const;
 
@@ -115,6 +120,7 @@ class EpisodeBook {
   std::size_t latest_next_ = 0;
   std::int32_t slab_frames_ = 0;  // taken since the last line of the timeline
   std::uint64_t number_ = 0;
+  bool is_off_script_ = false;
   bool is_inside_ = false;
   bool is_backward_ = false;
 };
