@@ -214,7 +214,7 @@ def deep_chain() -> nn.Module:
 
 
 WORKLOADS: dict[str, Workload] = {
-    "vgg": Workload(vgg, images(8), classify, is_chain=True),
+    "vgg": Workload(vgg, images(8), classify),
     "resnet": Workload(resnet, images(8), classify),
     "unet": Workload(UNet, pictures_and_masks(8), match),
     "lstm": Workload(Recurrent, sequences(12, 64, 32), classify),
