@@ -72,8 +72,7 @@ void EpisodeBook::request(std::uint32_t ordinal, std::uint64_t bytes) {
 bool EpisodeBook::may_be_saved(std::uint32_t ordinal) const {
   // What backward makes is seldom saved; gradients above all, which outlive the step and must be
   // placed in the first one as in every other.
-  const bool is_known =
-      last_ != nullptr && !is_off_script_ && ordinal < last_->was_saved.size();
+  const bool is_known = last_ != nullptr && !is_off_script_ && ordinal < last_->was_saved.size();
   if (!is_known) return !is_backward_;
   return last_->was_saved[ordinal];
 }

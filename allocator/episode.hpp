@@ -33,7 +33,7 @@ struct Learned {
   // dropped (a batch) has two places, in turn.
   std::vector<MappingId> mapping_before[static_cast<std::size_t>(Asker::kCount)];
   std::vector<std::uint64_t> request_bytes;  // by ordinal of a block
-  std::vector<bool> was_saved;  // by ordinal of a block
+  std::vector<bool> was_saved;               // by ordinal of a block
   std::vector<TimelineEvent> timeline;
   std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
   std::vector<bool> was_late;               // by save index: somebody had to wait for it
@@ -61,9 +61,9 @@ class EpisodeBook {
   // Fewer than two steps of this kind are known: what they build serves the later ones.
   [[nodiscard]] bool is_learning() const { return last_ == nullptr || last_->steps < 2; }
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
-  // A block of this size is asked for. If the last step asked for another size at this ordinal, this
-  // step is another, and from here on nothing that the last one taught is a reason to place a block
-  // where it cannot move.
+  // A block of this size is asked for. If the last step asked for another size at this ordinal,
+  // this step is another, and from here on nothing that the last one taught is a reason to place a
+  // block where it cannot move.
   void request(std::uint32_t ordinal, std::uint64_t bytes);
   // Was the block of this ordinal saved last time? If nothing is known: is it born in forward?
   [[nodiscard]] bool may_be_saved(std::uint32_t ordinal) const;

@@ -112,8 +112,8 @@ class SavedTensors:
             weakref.WeakValueDictionary()
         )
         self._packing = threading.RLock()
-        """One storage must not get two records, nor two saves one index. Reentrant: a finalizer that
-        the garbage collector runs in here may pack."""
+        """One storage must not get two records, nor two saves one index. Reentrant: a finalizer
+        that the garbage collector runs in here may pack."""
         self.is_inert = False
         """In a forked child: tensors are kept as they are and no native call is made."""
 
