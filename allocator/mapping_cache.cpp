@@ -32,7 +32,7 @@ Mapping* MappingCache::find(MappingId id, std::size_t count, StreamIndex stream)
   return is_reusable(*by_id_[id], count, stream, true) ? by_id_[id] : nullptr;
 }
 
-Mapping* MappingCache::find_oldest(std::size_t count, StreamIndex stream, bool take_kept) {
+Mapping* MappingCache::find_shortest(std::size_t count, StreamIndex stream, bool take_kept) {
   Mapping* best = nullptr;
   for (const auto& mapping : mappings_) {
     if (best != nullptr && mapping->frames.size() >= best->frames.size()) continue;

@@ -2,9 +2,10 @@
 // that a request needs are free, it is taken again with no driver call at all.
 //
 // The convergence rule (DESIGN: measured to need 0 driver calls from the third step of a loop): a
-// request takes (a) the mapping that the same ordinal took last time, else (b) the oldest reusable
-// mapping at least as long, of which only the prefix that it needs must be free, else (c) a new
-// one from the lowest-numbered free frames. Never the most or least recently used.
+// request takes (a) the mapping that the same ordinal took last time, or the time before, else (b)
+// the shortest reusable mapping that is long enough, the oldest of those, of which only the prefix
+// that it needs must be free, else (c) a new one from the lowest-numbered free frames. Never the
+// most or least recently used.
 // Not thread-safe: the device lock guards it.
 #pragma once
 
@@ -42,7 +43,7 @@ class MappingCache {
   // others deviate, in every step.
   [[nodiscard]] Mapping* find(MappingId id, std::size_t count, StreamIndex stream);
   // Rule (b), or null.
-  [[nodiscard]] Mapping* find_oldest(std::size_t count, StreamIndex stream, bool take_kept);
+  [[nodiscard]] Mapping* find_shortest(std::size_t count, StreamIndex stream, bool take_kept);
 
   // Rule (c), in three parts, so that the lock can be dropped around the driver's work. begin()
   // makes an unmapped, busy mapping of frames that the caller has taken; build() is called without

@@ -61,7 +61,7 @@ Place Placement::reuse(const PlaceRequest& request, bool take_kept) {
   Place place;
   Mapping* mapping = own_mapping(request, request.frames);
   if (mapping == nullptr && !request.only_its_own) {
-    mapping = state_.cache.find_oldest(request.frames, request.stream, take_kept);
+    mapping = state_.cache.find_shortest(request.frames, request.stream, take_kept);
   }
   if (mapping != nullptr) occupy(*mapping, request, place);
   return place;

@@ -131,13 +131,12 @@ def test_from_the_third_step_on_the_driver_maps_unmaps_and_creates_nothing(
         assert ours.per_step(call)[2:] == [0, 0, 0], (call, command(job, percent))
 
 
-@models
-@optimizers
+@pytest.mark.parametrize("model", ["vgg", "transformer"])
 @shares
-def test_a_fresh_batch_in_each_step_settles_too(model: str, optimizer: str, percent: int) -> None:
+def test_a_fresh_batch_in_each_step_settles_too(model: str, percent: int) -> None:
     # The next batch is made before the last one is dropped, so batches live in two places in turn,
     # and the loop repeats itself every other step.
-    plain = Job(model, optimizer, steps=8)
+    plain = Job(model, steps=8)
     jobs = {share: at_share(plain, share) for share in SHARES}
     start(*jobs.values())
     job = jobs[percent]

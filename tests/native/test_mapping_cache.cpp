@@ -41,7 +41,7 @@ struct Room {
   MappingCache cache;
 };
 
-TEST(the_oldest_reusable_mapping_serves_also_by_its_prefix) {
+TEST(the_shortest_reusable_mapping_serves_also_by_its_prefix) {
   Room room;
   Mapping* const first = room.build(4);
   room.give_back(first);
@@ -49,10 +49,11 @@ TEST(the_oldest_reusable_mapping_serves_also_by_its_prefix) {
   EXPECT(alias->frames == (std::vector<FrameIndex>{0, 1}));
   room.give_back(alias);
 
-  EXPECT(room.cache.find_oldest(2, kStream, false) == first);
+  EXPECT(room.cache.find_shortest(2, kStream, false) == alias);
+  EXPECT(room.cache.find_shortest(3, kStream, false) == first);
   EXPECT(room.cache.find(alias->id, 2, kStream) == alias);
   EXPECT(room.cache.find(alias->id, 3, kStream) == nullptr);
-  EXPECT(room.cache.find_oldest(5, kStream, false) == nullptr);
+  EXPECT(room.cache.find_shortest(5, kStream, false) == nullptr);
 }
 
 TEST(a_mapping_is_reusable_only_while_all_frames_of_the_prefix_are_free) {
@@ -61,9 +62,9 @@ TEST(a_mapping_is_reusable_only_while_all_frames_of_the_prefix_are_free) {
   room.give_back(first);
   Mapping* const owner = room.build(2);
 
-  EXPECT(room.cache.find_oldest(1, kStream, true) == nullptr);
+  EXPECT(room.cache.find_shortest(1, kStream, true) == nullptr);
   room.give_back(owner);
-  EXPECT(room.cache.find_oldest(4, kStream, true) == first);
+  EXPECT(room.cache.find_shortest(4, kStream, true) == first);
 }
 
 TEST(frames_have_one_content_under_every_address) {
@@ -83,11 +84,11 @@ TEST(a_kept_mapping_waits_for_its_ordinal) {
   room.give_back(kept);
   room.cache.keep(*kept, 3, 1);
 
-  EXPECT(room.cache.find_oldest(1, kStream, false) == nullptr);
+  EXPECT(room.cache.find_shortest(1, kStream, false) == nullptr);
   EXPECT(room.cache.find(kept->id, 3, kStream) == kept);
-  EXPECT(room.cache.find_oldest(1, kStream, true) == kept);
+  EXPECT(room.cache.find_shortest(1, kStream, true) == kept);
   room.cache.stop_keeping_before(2);
-  EXPECT(room.cache.find_oldest(1, kStream, false) == kept);
+  EXPECT(room.cache.find_shortest(1, kStream, false) == kept);
 }
 
 // Rule 5: a map that fails leaves frames, addresses and counts as they were.

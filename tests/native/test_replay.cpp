@@ -25,6 +25,8 @@ struct Setting {
   std::uint32_t policy;
   double part;  // of the peak
 };
+// Small blocks that outlive a step have slabs of their own: the last is partly empty.
+constexpr std::size_t kSlackBytes = 8 * kFrameBytes;
 constexpr Setting kSettings[] = {
     {VDNN_POLICY_NONE, 1.0},     {VDNN_POLICY_EAGER, 1.0},    {VDNN_POLICY_PRESSURE, 1.0},
     {VDNN_POLICY_EAGER, 0.8},    {VDNN_POLICY_PRESSURE, 0.8}, {VDNN_POLICY_EAGER, 0.6},
@@ -48,8 +50,9 @@ void replay_all(const char* name) {
   for (const std::size_t streams : kStreams) {
     const double peak = static_cast<double>(measure_peak(trace, streams).owned_bytes);
     for (const auto& [policy, part] : kSettings) {
-      ReplayOptions options{
-          .budget_bytes = round_to_frames(peak * part), .policy = policy, .streams = streams};
+      ReplayOptions options{.budget_bytes = round_to_frames(peak * part) + kSlackBytes,
+                            .policy = policy,
+                            .streams = streams};
       const bool must_move = policy == VDNN_POLICY_EAGER || part < 1;
       const Choices choices = replay(trace, options, must_move);
       for (std::uint64_t i = 0; i < kSeedsPerCase; ++i) {
@@ -94,12 +97,12 @@ TEST(a_chain_moves_hardly_more_than_its_peak_exceeds_the_budget) {
 // --- that these tests can fail ---------------------------------------------------------------
 
 template <typename Deaf>
-void replay_deaf() {
+void replay_deaf(std::uint32_t policy = VDNN_POLICY_PRESSURE) {
   const TraceFile trace = read_trace_file("resnet");
   const double peak = static_cast<double>(measure_peak(trace).owned_bytes);
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Replay one(trace, {.budget_bytes = round_to_frames(peak * 0.4),
-                       .policy = VDNN_POLICY_PRESSURE,
+                       .policy = policy,
                        .seed = seed,
                        .wrap = Deaf::wrap});
     for (int i = 0; i < kSteps; ++i) one.step();
@@ -109,7 +112,8 @@ void replay_deaf() {
 
 TEST(planted_copies_out_do_not_wait) { replay_deaf<DeafStream<0>>(); }
 TEST(planted_copies_in_do_not_wait) { replay_deaf<DeafStream<1>>(); }
-TEST(planted_late_copies_in_do_not_wait) { replay_deaf<DeafStream<2>>(); }
+// Prefetches that know the step are seldom late; with a window of two they are.
+TEST(planted_late_copies_in_do_not_wait) { replay_deaf<DeafStream<2>>(VDNN_POLICY_EAGER); }
 TEST(planted_compute_does_not_wait) { replay_deaf<DeafProgram>(); }
 
 TEST(a_missing_wait_shows) {
