@@ -91,6 +91,7 @@ class Device {
   void forget_births(const Block& block);
   void free_heap_block(Block& block);
   void free_frames_of(Block& block);
+  [[nodiscard]] std::uint64_t bring_back_now(Block& block, const Place& place);
   [[nodiscard]] std::uint64_t fetch(std::uint64_t generation, Lock& lock);
   void pin(Block& block);
   void unpin_this_thread();

@@ -4,6 +4,7 @@
 
 #include "check.hpp"
 #include "device.hpp"
+#include "text.hpp"
 
 namespace vdnn {
 namespace {
@@ -25,6 +26,10 @@ LiveDevices& live_devices() {
 
 struct ThreadPins {
   std::vector<Pin> pins;
+
+  ThreadPins() = default;
+  ThreadPins(const ThreadPins&) = delete;
+  ThreadPins& operator=(const ThreadPins&) = delete;
   ~ThreadPins() {
     LiveDevices& live = live_devices();
     const std::lock_guard guard(live.mutex);
@@ -147,11 +152,21 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
     if (block != nullptr && block->state == BlockState::kOffloaded &&
         block->second_life == nullptr) {
       ++state_.stats.late_prefetches;
-      return mover_.bring_back(*block, *place.mapping, place.fence, mover_.late_stream())
-          .generation;
+      return bring_back_now(*block, place);
     }
     // Another thread brought it back while the lock was dropped.
     mover_.leave_place(*place.mapping, request.frames, place.fence);
+  }
+}
+
+std::uint64_t Device::bring_back_now(Block& block, const Place& place) {
+  try {
+    return mover_.bring_back(block, *place.mapping, place.fence, mover_.late_stream()).generation;
+  } catch (const DriverError& refused) {
+    // The host copy is whole and the place is given back, so it can be asked for again.
+    throw OutOfMemory(
+        "CUDA out of memory. Tried to allocate " + format_bytes(block.bytes) +
+        " to bring an offloaded tensor back, and the device refused the copy: " + refused.what());
   }
 }
 
