@@ -31,8 +31,11 @@ struct ThreadPins {
   ThreadPins(const ThreadPins&) = delete;
   ThreadPins& operator=(const ThreadPins&) = delete;
   ~ThreadPins() {
+    if (pins.empty()) return;
     LiveDevices& live = live_devices();
-    const std::lock_guard guard(live.mutex);
+    // Not lock(): in a forked child another thread may have held it, and is not there.
+    const std::unique_lock lock(live.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) return;
     for (Device* device : live.devices) device->forget_pins_of_this_thread();
   }
 };

@@ -73,6 +73,7 @@ def replay_and_run_eagerly() -> tuple[list[Numbers], list[Numbers]]:
     return replayed, [eager(model, batch) for batch in batches]
 
 
+# Rule 9: in a capture nothing moves and nothing waits for work outside.
 def test_a_replay_with_other_inputs_is_eager_execution() -> None:
     ended = fresh.same_as_stock(replay_and_run_eagerly, install=gpu_training.settings(BUDGET))
     replayed, run_eagerly = ended.result

@@ -58,6 +58,7 @@ def train_from_workers() -> list[str]:
     return [digest(values), digest(small), *digests(model)]
 
 
+# Rule 10: a forked child is inert, and nothing that it writes reaches the parent.
 def test_what_dataloader_workers_write_never_reaches_the_parent() -> None:
     intact = fresh.call(untouched_values)
 

@@ -82,6 +82,7 @@ def test_an_ample_budget_moves_nothing_and_changes_no_bit(model: str, optimizer:
     assert ours.stats[-1]["offloaded_bytes"] == 0
 
 
+# Rule 11: training with vdnn_alloc on is bitwise equal to training with it off.
 @models
 @optimizers
 @shares
