@@ -1,5 +1,5 @@
 // Every block of one device, by address and by generation, and the saved ones in order of their
-// next use. is_valid() checks the equations of block.hpp. Guarded by the device lock.
+// next use. broken() checks the equations of block.hpp. Guarded by the device lock.
 #pragma once
 
 #include <map>

@@ -44,7 +44,7 @@ typedef struct {
   uint32_t policy;                /* vdnn_policy */
   uint32_t check;                 /* 0-3; see check.hpp */
   uint64_t budget_bytes;          /* device bytes per device, never passed */
-  uint64_t host_budget_bytes;     /* page-locked bytes in all */
+  uint64_t host_budget_bytes;     /* page-locked bytes per device */
   uint64_t frame_bytes;           /* host backend only: 0 = budget / 512, at least 64 KiB */
   uint64_t seed;                  /* host backend only: lateness of streams; 0 = none */
   uint64_t host_bytes_per_second; /* host backend only: of each copy direction; 0 = unlimited */
@@ -89,8 +89,8 @@ void vdnn_set_error_thrower(void (*thrower)(vdnn_status status, const char* text
  * block is ever known to be cold. */
 void vdnn_set_use_count_reader(uint64_t (*reader)(const void* storage));
 
-/* Takes the address out of a cold storage (it becomes one of no bytes' address, and its size stays)
- * without freeing it: the block has left, and its mapping is anybody's. Called with the device
+/* Takes the address out of a cold storage, whose size stays, without freeing it: the block has
+ * left, and its mapping is anybody's. Called with the device
  * locked; must not call back. Without it an address stays reserved until its storage dies. */
 void vdnn_set_storage_emptier(void (*emptier)(const void* storage));
 
@@ -99,7 +99,7 @@ void vdnn_set_storage_emptier(void (*emptier)(const void* storage));
 #define VDNN_SAVE_EAGER 1u
 
 /* Autograd saves the storage that begins at `address`. `storage` is its c10::StorageImpl, of
- * which the caller keeps one more reference from now on until the block dies (the references are
+ * which the caller keeps one more reference from now on until vdnn_abandon (the references are
  * counted: a block is cold when nobody else holds its storage). `save_index` numbers the save
  * within its episode (see vdnn_begin_episode). Returns the block's generation, or 0 if `address`
  * is no block of ours that may move (then the caller just keeps the tensor). */

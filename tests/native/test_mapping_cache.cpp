@@ -1,4 +1,5 @@
-// Aliased mappings: taken again without a driver call, oldest first, and unmapped only when idle.
+// Aliased mappings: taken again without a driver call, shortest first, and unmapped only when
+// idle.
 #include <cstring>
 
 #include "check.hpp"
