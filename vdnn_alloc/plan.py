@@ -25,12 +25,29 @@ class LayerKind(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Move:
+    """One saved block's way out and back in a recorded step (vdnn_alloc.step_profile).
+
+    Events are indices in the profile's; a copy is asked for when the device has passed one.
+    """
+
+    block: int
+    """Index in the profile's blocks."""
+    offload_event: int | None = None
+    """After which the copy out may start, never before its SAVE. None: after its SAVE."""
+    prefetch_event: int | None = None
+    """After which the copy back is asked for. None: at its USE, which then waits for all of it."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How saved tensors leave the device."""
 
     native_policy: NativePolicy
     eager_kinds: frozenset[LayerKind]
     """What layers of these kinds save leaves as soon as nobody else can reach it."""
+    moves: tuple[Move, ...] = ()
+    """Block by block, for a step that was recorded; asked for in this order within one event."""
 
     def is_eager(self, kind: LayerKind) -> bool:
         return kind in self.eager_kinds
