@@ -10,9 +10,10 @@ moved or not. An alias shares its version counter with x and keeps it when its s
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +32,7 @@ _MAX_ALIASES = 4096
 """Of one record. A storage saved again and again while some graph that holds it is always alive (a
 buffer in a loop whose graphs overlap) begins another record then."""
 
+_autograd: Any = torch._C._autograd
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -78,11 +80,14 @@ class StorageRecord:
 class Saved:
     """What autograd keeps in place of one saved tensor."""
 
-    __slots__ = ("alias", "episode", "layer", "record", "save_index", "version")
+    __slots__ = ("alias", "episode", "layer", "origin", "record", "save_index", "version")
 
-    def __init__(self, alias: torch.Tensor) -> None:
-        self.alias = alias
-        self.version = alias._version
+    def __init__(self, x: torch.Tensor) -> None:
+        self.alias = x.detach()
+        self.version = self.alias._version
+        node = x.grad_fn
+        self.origin = None if node is None else (node.name(), x.output_nr, x._is_view())
+        """The node that x comes from, which of its outputs x is, whether a view: for an error."""
         self.record: StorageRecord | None = None
         """None: it never moves."""
         self.episode: Episode | None = None
@@ -118,7 +123,7 @@ class SavedTensors:
         """In a forked child: tensors are kept as they are and no native call is made."""
 
     def pack(self, x: torch.Tensor) -> Saved:
-        saved = Saved(x.detach())
+        saved = Saved(x)
         if type(x) in _PLAIN and not self.is_inert and not _is_parameter(x):
             with self._packing:
                 self._offer(saved)
@@ -126,7 +131,7 @@ class SavedTensors:
 
     def unpack(self, saved: Saved) -> torch.Tensor:
         if saved.alias._version != saved.version:
-            raise RuntimeError(_modified_text(saved.alias, saved.version))
+            raise RuntimeError(_modified_text(saved))
         if saved.record is not None:
             self._restore(saved, saved.record)
         # A fresh tensor each time: who keeps it shows in the storage's use count.
@@ -202,12 +207,43 @@ def _is_parameter(x: torch.Tensor) -> bool:
     )
 
 
-def _modified_text(tensor: torch.Tensor, expected: int) -> str:
+def _modified_text(saved: Saved) -> str:
     """torch's own sentence."""
+    tensor, torchs = saved.alias, _torchs_text()
+    hint = torchs.partition(" instead.")[2]
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-        f"expected version {expected} instead. Hint: enable anomaly detection to find the "
-        "operation that failed to compute its gradient, with "
-        "torch.autograd.set_detect_anomaly(True)."
+        f"operation: [{tensor.type()} {list(tensor.shape)}]{_origin_text(saved, torchs)} is at "
+        f"version {tensor._version}; expected version {saved.version} instead.{hint}"
     )
+
+
+def _origin_text(saved: Saved, torchs: str) -> str:
+    """Nothing for a leaf. A view whose base was modified has got another node by now."""
+    if saved.origin is None:
+        return ""
+    node, output, is_view = saved.origin
+    if is_view:
+        node, output = "AsStridedBackward0", 0
+    if "ExpBackward0" not in torchs:  # some versions leave the ending out
+        node = re.sub(r"Backward\d*$", "", node)
+    return f", which is output {output} of {node},"
+
+
+def _torchs_text() -> str:
+    """What torch, in its version and mode, says of an exponential that was modified."""
+    hooks: list[Any] = []
+    while (pair := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(pair)
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        with torch.enable_grad():
+            modified: Any = torch.zeros((), device="cpu", requires_grad=True).exp()
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
+    modified.detach().add_(1)
+    try:
+        return str(modified.grad_fn._saved_result)
+    except RuntimeError as error:
+        return str(error)

@@ -1,0 +1,1 @@
+"""What autograd can do beside backward(): higher orders, transforms, hooks, checkpoints, misuse."""

@@ -1,0 +1,1 @@
+"""What there is only on a GPU: graphs, streams, kernels that no hook sees."""

@@ -1,0 +1,1 @@
+"""Trainings by the libraries that people use, on models made from a configuration."""

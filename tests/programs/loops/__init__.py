@@ -1,0 +1,1 @@
+"""Shapes of training loops: what is optimised, and what else happens between two steps."""

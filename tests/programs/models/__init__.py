@@ -1,0 +1,1 @@
+"""Architectures, each trained by the usual loop."""

@@ -1,0 +1,1 @@
+"""Training beside other threads and processes."""
