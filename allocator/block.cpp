@@ -55,6 +55,10 @@ const char* state_name(BlockState state) {
       return "prefetching";
     case BlockState::kMoved:
       return "moved";
+    case BlockState::kMoving:
+      return "moving";
+    case BlockState::kBacked:
+      return "backed";
   }
   return "unknown";
 }
@@ -64,13 +68,18 @@ bool may_become(BlockState from, BlockState to) {
     case BlockState::kResident:
       return to == BlockState::kOffloading;
     case BlockState::kOffloading:
-      return to == BlockState::kOffloaded || to == BlockState::kResident;
+      return to == BlockState::kOffloaded || to == BlockState::kResident ||
+             to == BlockState::kMoving;
     case BlockState::kOffloaded:
       return to == BlockState::kMoved;
     case BlockState::kPrefetching:
       return to == BlockState::kResident;
     case BlockState::kMoved:
       return false;
+    case BlockState::kMoving:
+      return to == BlockState::kBacked || to == BlockState::kResident;
+    case BlockState::kBacked:
+      return to == BlockState::kMoving || to == BlockState::kMoved;
   }
   return false;
 }

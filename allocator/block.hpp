@@ -7,9 +7,15 @@
 //   Prefetching  a second life, not handed out yet: owns frames; copy in queued; its first life
 //                is Offloaded                                          (the first life's host copy)
 //   Moved        owns nothing; its second life was handed out, and waits to be adopted
+//   Moving       held by the program, and a thread is changing what its address shows, with the
+//                lock dropped: nobody else touches it      (host copy: whole, in a Backing)
+//   Backed       held by the program; owns no frames; its address shows the Backing with its data
 //
 //   Resident -> Offloading -> Offloaded -> Moved -> (freed)
 //   Offloading -> Resident (it was asked for before anybody took the frames)
+//   Offloading -> Moving -> Backed -> Moving -> Resident, and Backed -> Moved (nobody held it any
+//                more), for what the program holds
+//   Moving -> where it came from, Resident or Backed, when the device refused
 //   Prefetching -> Resident (handed out) or -> (dropped)
 //
 // A block is named by a generation, never by its address (rule 12). Guarded by the device lock.
@@ -23,7 +29,15 @@
 
 namespace vdnn {
 
-enum class BlockState { kResident, kOffloading, kOffloaded, kPrefetching, kMoved };
+enum class BlockState {
+  kResident,
+  kOffloading,
+  kOffloaded,
+  kPrefetching,
+  kMoved,
+  kMoving,
+  kBacked,
+};
 
 inline constexpr std::uint32_t kNoSave = 0xffffffffu;
 // An ordinal that no request has: born where ordinals do not count.
@@ -69,21 +83,29 @@ struct Block {
   std::uint64_t saved_in = 0;     // episode of its latest save
   bool is_saved = false;
   bool is_eager = false;
-  bool was_dropped = false;      // its prefetch was given up once: wait for the demand
-  std::vector<PendingUse> uses;  // saves not restored yet
-  NextUse next_use;              // derived from them
+  bool outlives_records = false;  // its records are dead, and it was not freed: somebody holds it
+  bool is_exempt = false;         // never leaves while it is held
+  bool was_dropped = false;       // its prefetch was given up once: wait for the demand
+  std::vector<PendingUse> uses;   // saves not restored yet
+  NextUse next_use;               // derived from them
 
   // Away or coming back.
   void* host = nullptr;
-  Fence host_ready;  // the copy out
-  Fence ready;       // the copy in: every user's stream waits for it
+  Backing* backing = nullptr;   // that `host` lies in, if its address shows it or is about to
+  std::uint64_t departure = 0;  // number of its latest copy out: who started it may ask
+  Fence host_ready;             // the copy out
+  Fence ready;                  // the copy in: every user's stream waits for it
   Block* first_life = nullptr;
   Block* second_life = nullptr;
   std::uint64_t moved_from = 0;  // the generation of the first life, until somebody adopts this
 
   [[nodiscard]] bool owns_frames() const {
     return state == BlockState::kResident || state == BlockState::kOffloading ||
-           state == BlockState::kPrefetching;
+           state == BlockState::kPrefetching || state == BlockState::kMoving;
+  }
+  // Its data is on the host alone, and no thread is about to change that.
+  [[nodiscard]] bool is_away() const {
+    return state == BlockState::kOffloaded || state == BlockState::kBacked;
   }
   // The streams, other than its own, that may have work on it.
   void add_stream(StreamIndex index);

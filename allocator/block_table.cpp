@@ -1,6 +1,8 @@
 // The indices over all blocks: see block_table.hpp.
 #include "block_table.hpp"
 
+#include <iterator>
+
 #include "check.hpp"
 
 namespace vdnn {
@@ -21,11 +23,13 @@ void BlockTable::erase(Block& block) {
   if (block.address == 0) {
     away_.erase(block.generation);
   } else {
+    if (block.is_saved) saved_at_.erase(block.address);
     blocks_.erase(block.address);
   }
 }
 
 void BlockTable::leave_address(Block& block) {
+  saved_at_.erase(block.address);
   auto node = blocks_.extract(block.address);
   block.address = 0;
   away_.emplace(block.generation, std::move(node.mapped()));
@@ -34,6 +38,14 @@ void BlockTable::leave_address(Block& block) {
 Block* BlockTable::at(Addr address) const {
   const auto it = blocks_.find(address);
   return it == blocks_.end() ? nullptr : it->second.get();
+}
+
+Block* BlockTable::around(Addr address) const {
+  if (Block* block = at(address)) return block;
+  const auto above = saved_at_.upper_bound(address);
+  if (above == saved_at_.begin()) return nullptr;
+  Block* const block = std::prev(above)->second;
+  return address - block->address < block->bytes ? block : nullptr;
 }
 
 const Block* BlockTable::containing(Addr address) const {
@@ -56,10 +68,12 @@ BlockTable::ByUse* BlockTable::index_for(const Block& block) {
     case BlockState::kOffloading:
       return &offloading_;
     case BlockState::kOffloaded:
+    case BlockState::kBacked:
       return &offloaded_;
     case BlockState::kPrefetching:
       return &prefetching_;
     case BlockState::kMoved:
+    case BlockState::kMoving:
       return nullptr;
   }
   return nullptr;
@@ -114,19 +128,24 @@ void BlockTable::mark_saved(Block& block) {
   unlink(block);
   block.is_saved = true;
   by_generation_[block.generation] = &block;
+  saved_at_[block.address] = &block;
   link(block);
 }
 
 std::string BlockTable::broken_block(const Block& block) {
-  const bool is_away = block.state == BlockState::kOffloaded || block.state == BlockState::kMoved;
-  const bool has_copy =
-      block.state == BlockState::kOffloaded || block.state == BlockState::kOffloading;
+  const bool may_lack_address =
+      block.state == BlockState::kOffloaded || block.state == BlockState::kMoved;
+  const bool has_backing = block.state == BlockState::kMoving || block.state == BlockState::kBacked;
+  const bool has_copy = block.is_away() || block.state == BlockState::kOffloading || has_backing;
   const bool is_second = block.state == BlockState::kPrefetching;
-  if (block.address == 0 && !is_away) return "has no address";
+  if (block.address == 0 && !may_lack_address) return "has no address";
   if (block.frames == 0 && block.state != BlockState::kResident) return "has no frames to move";
   if (has_copy != (block.host != nullptr)) return "host copy and state disagree";
+  if (has_backing && block.backing == nullptr) return "has no backing";
+  if (block.backing != nullptr && block.host == nullptr) return "has a backing and no host copy";
+  if (block.state == BlockState::kBacked && block.mapping->is_mapped) return "shows its frames";
   if (is_second != (block.first_life != nullptr)) return "first life and state disagree";
-  if (block.second_life != nullptr && block.state != BlockState::kOffloaded) {
+  if (block.second_life != nullptr && !block.is_away()) {
     return "has a second life";
   }
   return "";
@@ -138,7 +157,8 @@ std::string BlockTable::broken(const FramePool& pool) const {
   std::string found;
   const auto check = [&](const Block& block) {
     if (block.owns_frames()) frames += block.frames;
-    indexed += block.is_saved && block.state != BlockState::kMoved;
+    indexed +=
+        block.is_saved && block.state != BlockState::kMoved && block.state != BlockState::kMoving;
     const std::string broken = broken_block(block);
     if (broken.empty()) return;
     found = "block " + std::to_string(block.generation) + " (" + state_name(block.state) +

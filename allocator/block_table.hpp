@@ -23,6 +23,8 @@ class BlockTable {
   void leave_address(Block& block);
 
   [[nodiscard]] Block* at(Addr address) const;
+  // The same; or, for an address inside a saved block, that block.
+  [[nodiscard]] Block* around(Addr address) const;
   // The block whose bytes hold `address`, or null.
   [[nodiscard]] const Block* containing(Addr address) const;
   [[nodiscard]] Block* by_generation(std::uint64_t generation) const;
@@ -40,6 +42,7 @@ class BlockTable {
 
   [[nodiscard]] const ByUse& resident_saved() const { return resident_; }
   [[nodiscard]] const ByUse& offloading() const { return offloading_; }
+  // Away: also those whose address shows host memory.
   [[nodiscard]] const ByUse& offloaded() const { return offloaded_; }
   [[nodiscard]] const ByUse& prefetching() const { return prefetching_; }
   [[nodiscard]] const std::unordered_map<Addr, std::unique_ptr<Block>>& all() const {
@@ -61,6 +64,7 @@ class BlockTable {
   std::unordered_map<Addr, std::unique_ptr<Block>> blocks_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Block>> away_;  // by generation
   std::unordered_map<std::uint64_t, Block*> by_generation_;  // saved blocks and second lives only
+  std::map<Addr, Block*> saved_at_;                          // saved blocks that have an address
   ByUse resident_, offloading_, offloaded_, prefetching_;
   std::uint64_t last_generation_ = 0;
 };

@@ -18,6 +18,10 @@ struct InvalidArgument : std::invalid_argument {
 struct DriverError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+// An address range was to show other memory, and in the end shows none.
+struct RangeLost : DriverError {
+  using DriverError::DriverError;
+};
 // The device has no physical memory left (another process may hold it).
 struct OutOfDeviceMemory : DriverError {
   using DriverError::DriverError;

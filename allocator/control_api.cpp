@@ -34,13 +34,31 @@ uint64_t vdnn_save(int device, const void* address, const void* storage, void* s
                    uint32_t layer, uint32_t save_index, uint32_t flags) {
   uint64_t generation = 0;
   const vdnn_status status = vdnn::at_border([&] {
-    generation = vdnn::device(device).save(address, {.storage = storage,
-                                                     .stream = stream,
-                                                     .layer = layer,
-                                                     .save_index = save_index,
-                                                     .is_eager = (flags & VDNN_SAVE_EAGER) != 0});
+    vdnn::Device& found = vdnn::device(device);
+    generation = found.save(address, {.storage = storage,
+                                      .stream = stream,
+                                      .layer = layer,
+                                      .save_index = save_index,
+                                      .is_eager = (flags & VDNN_SAVE_EAGER) != 0});
+    if (found.wants_guard() != found.guard_is_on()) vdnn::settle_guard();
   });
   return status == VDNN_OK ? generation : 0;
+}
+
+int vdnn_guard_is_on(void) { return vdnn::guard_is_on() ? 1 : 0; }
+
+size_t vdnn_guard_begin(int device, const void* const* addresses, size_t count, void* stream,
+                        uint32_t flags, vdnn_pin* pins) {
+  size_t pinned = 0;
+  (void)vdnn::at_border([&] {
+    const bool is_exempt = (flags & VDNN_GUARD_EXEMPT) != 0;
+    pinned = vdnn::device(device).guard_begin({addresses, count}, stream, is_exempt, pins);
+  });
+  return pinned;
+}
+
+void vdnn_guard_end(int device, const vdnn_pin* pins, size_t count, void* stream) {
+  (void)vdnn::at_border([&] { vdnn::device(device).guard_end({pins, count}, stream); });
 }
 
 vdnn_status vdnn_restore(int device, uint64_t generation, void* stream, uint32_t save_index,
@@ -61,7 +79,11 @@ vdnn_status vdnn_boundary(int device, uint32_t layer, uint32_t phase, void* stre
   // A layer that ends by an error is left by way of "outside every layer".
   vdnn::settle_refusal(phase != VDNN_OUTSIDE);
   vdnn::current_layer() = {.layer = layer, .phase = phase};
-  return vdnn::at_border([&] { vdnn::device(device).boundary(stream); });
+  return vdnn::at_border([&] {
+    vdnn::Device& found = vdnn::device(device);
+    found.boundary(stream);
+    if (found.wants_guard() != found.guard_is_on()) vdnn::settle_guard();
+  });
 }
 
 void vdnn_name_layer(uint32_t layer, const char* name) { vdnn::name_layer(layer, name); }
@@ -70,6 +92,7 @@ void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ra
   for (vdnn::Device* device : vdnn::devices()) {
     device->begin_episode(finished, expected, {ranks, count});
   }
+  (void)vdnn::at_border([] { vdnn::settle_guard(); });
 }
 
 void vdnn_end_of_step(void) {

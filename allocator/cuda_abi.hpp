@@ -29,11 +29,14 @@ inline constexpr Result kStreamCaptureImplicit = 906;
 // CUdevice_attribute
 inline constexpr int kVirtualMemorySupported = 102;
 inline constexpr int kGpuDirectRdmaWithVmmSupported = 110;
+inline constexpr int kHostNumaId = 134;
+inline constexpr int kHostNumaVirtualMemorySupported = 141;
 
 // Flags and enumerators, each named after its own in <cuda.h>.
 inline constexpr int kAllocationTypePinned = 1;
 inline constexpr int kHandleTypeNone = 0;
 inline constexpr int kLocationTypeDevice = 1;
+inline constexpr int kLocationTypeHostNuma = 3;
 inline constexpr int kAccessReadWrite = 3;
 inline constexpr int kGranularityRecommended = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
@@ -101,6 +104,7 @@ struct AccessDesc {  // CUmemAccessDesc
   X(cuEventRecord, (CuEvent, CuStream))                                                         \
   X(cuEventQuery, (CuEvent))                                                                    \
   X(cuEventSynchronize, (CuEvent))                                                              \
+  X(cuMemcpyAsync, (DevicePtr, DevicePtr, std::size_t, CuStream))                               \
   X(cuMemcpyDtoHAsync_v2, (void*, DevicePtr, std::size_t, CuStream))                            \
   X(cuMemcpyHtoDAsync_v2, (DevicePtr, const void*, std::size_t, CuStream))                      \
   X(cuMemHostRegister_v2, (void*, std::size_t, unsigned))                                       \

@@ -3,15 +3,13 @@
 // graph capture in another stream would forbid run in relaxed capture mode. Once the CUDA driver
 // has shut down at exit, calls on the way of a free do nothing: no device work is left to order.
 // The only file that names libcuda.
-#include <algorithm>
-#include <array>
-#include <bit>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "check.hpp"
 #include "cuda_api.hpp"
+#include "cuda_properties.hpp"
 #include "driver.hpp"
 #include "host_pages.hpp"
 #include "text.hpp"
@@ -20,8 +18,6 @@ namespace vdnn {
 namespace {
 
 using namespace cuda;
-
-constexpr std::size_t kSmallestFrameBytes = std::size_t{2} << 20;
 
 [[noreturn]] void refuse_host_memory(std::size_t bytes, const std::string& reason) {
   throw HostMemoryError("the machine refused " + format_bytes(bytes) +
@@ -42,18 +38,6 @@ void initialise() {
   check(result, "cuInit");
 }
 
-int attribute(int which, Device device) {
-  int value = 0;
-  CUDA_TRY(cuDeviceGetAttribute, &value, which, device);
-  return value;
-}
-
-std::string device_name(Device device) {
-  std::array<char, 128> name{};
-  CUDA_TRY(cuDeviceGetName, name.data(), static_cast<int>(name.size()), device);
-  return name.data();
-}
-
 Device open_device(int ordinal) {
   initialise();
   int devices = 0;
@@ -72,37 +56,6 @@ Device open_device(int ordinal) {
   return device;
 }
 
-AllocationProp frame_prop(Device device) {
-  AllocationProp prop{};
-  prop.type = kAllocationTypePinned;
-  prop.requested_handle_types = kHandleTypeNone;
-  prop.location = {kLocationTypeDevice, device};
-  // So that a network card may read tensors (NCCL), as with torch's own expandable segments.
-  prop.flags.gpu_direct_rdma_capable =
-      attribute(kGpuDirectRdmaWithVmmSupported, device) != 0 ? 1 : 0;
-  return prop;
-}
-
-std::size_t frame_size(const AllocationProp& prop) {
-  std::size_t granularity = 0;
-  CUDA_TRY(cuMemGetAllocationGranularity, &granularity, &prop, kGranularityRecommended);
-  return std::bit_ceil(std::max(granularity, kSmallestFrameBytes));
-}
-
-// The owner and every visible device that can reach its memory: torch's own peer switch does
-// nothing for memory that is mapped.
-std::vector<AccessDesc> readers_of(Device owner) {
-  int devices = 0;
-  CUDA_TRY(cuDeviceGetCount, &devices);
-  std::vector<AccessDesc> readers{{{kLocationTypeDevice, owner}, kAccessReadWrite}};
-  for (Device peer = 0; peer < devices; ++peer) {
-    int reaches = 0;
-    if (peer != owner) CUDA_TRY(cuDeviceCanAccessPeer, &reaches, peer, owner);
-    if (reaches != 0) readers.push_back({{kLocationTypeDevice, peer}, kAccessReadWrite});
-  }
-  return readers;
-}
-
 Context retain_context(Device device) {
   Context context = nullptr;
   CUDA_TRY(cuDevicePrimaryCtxRetain, &context, device);
@@ -116,7 +69,9 @@ class CudaDriver final : public Driver {
   explicit CudaDriver(int ordinal)
       : device_(open_device(ordinal)),
         prop_(frame_prop(device_)),
+        backing_prop_(backing_prop(device_)),
         frame_bytes_(frame_size(prop_)),
+        can_back_(supports_backing(device_, backing_prop_, frame_bytes_)),
         readers_(readers_of(device_)),
         context_(retain_context(device_)) {}
   ~CudaDriver() override { CUDA_TRY_NOTHROW(cuDevicePrimaryCtxRelease_v2, device_); }
@@ -170,18 +125,7 @@ class CudaDriver final : public Driver {
   void map(Addr range, std::span<const Handle> frames) override {
     count(Primitive::kMap);
     const RelaxedScope scope(context_);
-    std::size_t mapped_bytes = 0;
-    try {
-      for (const Handle frame : frames) {
-        CUDA_TRY(cuMemMap, range + mapped_bytes, frame_bytes_, 0, frame, 0);
-        mapped_bytes += frame_bytes_;
-      }
-      count(Primitive::kSetAccess);
-      CUDA_TRY(cuMemSetAccess, range, mapped_bytes, readers_.data(), readers_.size());
-    } catch (const DriverError&) {
-      if (mapped_bytes > 0) CUDA_TRY_NOTHROW(cuMemUnmap, range, mapped_bytes);
-      throw;
-    }
+    map_frames(range, frames);
   }
 
   void unmap(Addr range, std::size_t bytes) noexcept override {
@@ -277,6 +221,69 @@ class CudaDriver final : public Driver {
     unmap_host_pages(host, bytes);
   }
 
+  [[nodiscard]] bool can_back() override { return can_back_; }
+
+  [[nodiscard]] Backing create_backing(std::size_t bytes) override {
+    count(Primitive::kCreateBacking);
+    const RelaxedScope scope(context_);
+    AllocationHandle handle = 0;
+    const Result result = api().cuMemCreate(&handle, bytes, &backing_prop_, 0);
+    if (result != kSuccess) refuse_host_memory(bytes, describe(result, "cuMemCreate"));
+    DevicePtr view = 0;
+    try {
+      CUDA_TRY(cuMemAddressReserve, &view, bytes, frame_bytes_, 0, 0);
+      map_whole(view, handle, bytes);
+    } catch (const DriverError& refused) {
+      if (view != 0) CUDA_TRY_NOTHROW(cuMemAddressFree, view, bytes);
+      CUDA_TRY_NOTHROW(cuMemRelease, handle);
+      refuse_host_memory(bytes, refused.what());
+    }
+    return {.handle = handle, .address = view, .bytes = bytes};
+  }
+
+  void release_backing(const Backing& backing) noexcept override {
+    count(Primitive::kReleaseBacking);
+    const RelaxedScope scope(context_);
+    CUDA_TRY_NOTHROW(cuMemUnmap, backing.address, backing.bytes);
+    CUDA_TRY_NOTHROW(cuMemAddressFree, backing.address, backing.bytes);
+    CUDA_TRY_NOTHROW(cuMemRelease, backing.handle);
+  }
+
+  void show_backing(Addr range, std::span<const Handle> frames, const Backing& backing) override {
+    count(Primitive::kShowBacking);
+    const RelaxedScope scope(context_);
+    CUDA_TRY(cuMemUnmap, range, frames.size() * frame_bytes_);
+    show_or_undo([&] { map_whole(range, backing.handle, backing.bytes); },
+                 [&] { map_frames(range, frames); });
+  }
+
+  void show_frames(Addr range, const Backing& backing, std::span<const Handle> frames) override {
+    count(Primitive::kShowFrames);
+    const RelaxedScope scope(context_);
+    CUDA_TRY(cuMemUnmap, range, backing.bytes);
+    show_or_undo([&] { map_frames(range, frames); },
+                 [&] { map_whole(range, backing.handle, backing.bytes); });
+  }
+
+  void hide_backing(Addr range, const Backing& backing) noexcept override {
+    const RelaxedScope scope(context_);
+    CUDA_TRY_NOTHROW(cuMemUnmap, range, backing.bytes);
+  }
+
+  void copy_to_backing(const Backing& backing, Addr device, std::size_t bytes,
+                       Stream stream) override {
+    count(Primitive::kCopyOut);
+    const ContextScope scope(context_);
+    CUDA_TRY(cuMemcpyAsync, backing.address, device, bytes, stream);
+  }
+
+  void copy_from_backing(Addr device, const Backing& backing, std::size_t bytes,
+                         Stream stream) override {
+    count(Primitive::kCopyIn);
+    const ContextScope scope(context_);
+    CUDA_TRY(cuMemcpyAsync, device, backing.address, bytes, stream);
+  }
+
   // A capture in a stream that synchronises with the default stream makes the default stream
   // unusable meanwhile, and asking about it says so by an error.
   [[nodiscard]] bool is_capturing(Stream stream) override {
@@ -289,6 +296,47 @@ class CudaDriver final : public Driver {
   }
 
  private:
+  // All or nothing.
+  void map_frames(Addr range, std::span<const Handle> frames) {
+    std::size_t mapped_bytes = 0;
+    try {
+      for (const Handle frame : frames) {
+        CUDA_TRY(cuMemMap, range + mapped_bytes, frame_bytes_, 0, frame, 0);
+        mapped_bytes += frame_bytes_;
+      }
+      count(Primitive::kSetAccess);
+      CUDA_TRY(cuMemSetAccess, range, mapped_bytes, readers_.data(), readers_.size());
+    } catch (const DriverError&) {
+      if (mapped_bytes > 0) CUDA_TRY_NOTHROW(cuMemUnmap, range, mapped_bytes);
+      throw;
+    }
+  }
+
+  void map_whole(Addr range, Handle handle, std::size_t bytes) {
+    CUDA_TRY(cuMemMap, range, bytes, 0, handle, 0);
+    try {
+      CUDA_TRY(cuMemSetAccess, range, bytes, readers_.data(), readers_.size());
+    } catch (const DriverError&) {
+      CUDA_TRY_NOTHROW(cuMemUnmap, range, bytes);
+      throw;
+    }
+  }
+
+  template <typename Show, typename Undo>
+  void show_or_undo(Show show, Undo undo) {
+    try {
+      show();
+    } catch (const DriverError& refused) {
+      try {
+        count(Primitive::kShowAgain);
+        undo();
+      } catch (const DriverError&) {
+        throw RangeLost(refused.what());
+      }
+      throw;
+    }
+  }
+
   [[nodiscard]] std::string out_of_device_memory() {
     const DeviceMemory memory = device_memory();
     return "CUDA device " + std::to_string(device_) + " (" + device_name(device_) +
@@ -299,7 +347,9 @@ class CudaDriver final : public Driver {
 
   const Device device_;
   const AllocationProp prop_;
+  const AllocationProp backing_prop_;
   const std::size_t frame_bytes_;
+  const bool can_back_;
   const std::vector<AccessDesc> readers_;
   const Context context_;
 };

@@ -34,7 +34,8 @@ Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& c
     : ordinal_(ordinal),
       state_(std::move(driver), config, host_budget_bytes),
       mover_(state_),
-      pressure_(state_, mover_),
+      held_(state_, mover_),
+      pressure_(state_, mover_, held_),
       placement_(state_, pressure_),
       prefetch_(state_, mover_, pressure_, placement_) {
   come_alive();
@@ -43,11 +44,18 @@ Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& c
 StreamIndex Device::arrive(Stream stream) {
   const StreamIndex index = state_.clock.index_of(stream);
   state_.clock.arrive(index);
+  note_thread();
   return index;
 }
 
 void* Device::allocate(std::size_t bytes, Stream stream) {
   settle_refusal(true);
+  try {
+    raise_refused_return();
+  } catch (const OutOfMemory&) {
+    refusal_of_this_thread = {this, current_layer().layer};
+    throw;
+  }
   state_.driver->enter_thread();
   Waits waits;
   Addr address = 0;
@@ -195,7 +203,7 @@ void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream)
 
 void Device::free(void* address, Stream stream) {
   Lock lock(state_.mutex);
-  Block* block = state_.table.at(reinterpret_cast<Addr>(address));
+  Block* block = settled_block(reinterpret_cast<Addr>(address), lock);
   VDNN_ASSERT(block != nullptr, "an address is freed that was never handed out");
   block->storage = nullptr;  // it dies with this call
   try {
@@ -258,8 +266,8 @@ void Device::free_frames_of(Block& block) {
   if (block.state != BlockState::kMoved) state_.book.death(block.owns_frames() ? block.frames : 0);
   // A block that outlived its step (a gradient, say) comes back at the same ordinal of the next.
   const bool outlived_step = block.ordinal != kNoOrdinal && block.episode < state_.book.number();
-  mover_.give_up_place(block, outlived_step);
   mover_.forget_host_copy(block);
+  mover_.give_up_place(block, outlived_step);
   state_.table.erase(block);
 }
 
@@ -279,6 +287,7 @@ void Device::release_unused() {
     if (block->mapping != nullptr && !block->owns_frames())
       state_.cache.unmap_if_idle(*block->mapping);
   }
+  held_.sweep();
   state_.cache.retire_idle();
   state_.pool.release_free(state_.cache.mapped_frames());
   state_.note_frames();

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "graph_pool.hpp"
 #include "prefetch.hpp"
@@ -59,6 +60,18 @@ class Device {
                      std::span<const std::uint32_t> ranks);
   void end_of_step();
 
+  // --- the access guard (access_guard.cpp) ---------------------------------------------------
+  // An operator is about to touch these. Never throws: see vdnn_guard_begin.
+  [[nodiscard]] std::size_t guard_begin(std::span<const void* const> addresses, Stream stream,
+                                        bool is_exempt, vdnn_pin* pins);
+  void guard_end(std::span<const vdnn_pin> pins, Stream stream);
+  // Whether the operators of this process should be watched on account of this device, and whether
+  // it counts on their being watched. Where they differ, somebody must set_guard().
+  [[nodiscard]] bool wants_guard() const { return state_.guard.is_wanted; }
+  [[nodiscard]] bool guard_is_on() const { return state_.guard.is_on; }
+  // Off only if it is still not wanted. Returns what holds now.
+  bool set_guard(bool is_on);
+
   // --- reading -----------------------------------------------------------------------------------
   [[nodiscard]] vdnn_stats read_stats();
   [[nodiscard]] std::vector<vdnn_layer_stats> read_layer_stats();
@@ -80,6 +93,15 @@ class Device {
  private:
   void come_alive();
   StreamIndex arrive(Stream stream);
+  void note_thread();
+  // The address's block if it lives in frames, once no thread is moving it; else null.
+  [[nodiscard]] Block* settled_block(Addr address, Lock& lock);
+  // Home, and pinned; null if the address is no block's in frames.
+  [[nodiscard]] Block* bring_home(Addr address, StreamIndex consumer, Waits& waits, Lock& lock);
+  void decide_guard();
+  void decide_guard_anew();  // at the begin of an episode, where it may go off
+  [[nodiscard]] bool is_time_to_look();
+  [[nodiscard]] std::uint64_t home(Block& block, const Place& place, Lock& lock);
   [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock);
   void wait_for_slab(const Place& place, std::size_t frames, StreamIndex stream, Lock& lock);
   [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
@@ -112,10 +134,14 @@ class Device {
   const int ordinal_;
   DeviceState state_;
   Mover mover_;
+  HeldBlocks held_;
   Pressure pressure_;
   Placement placement_;
   Prefetch prefetch_;
   std::unordered_map<PoolId, GraphPool> pools_;
+  std::thread::id thread_;            // that made the latest call
+  bool has_several_threads_ = false;  // made calls since the episode began
+  std::size_t looks_to_skip_ = 0;
   std::mutex capture_begin_mutex_;  // taken before the device lock
   std::vector<std::pair<void*, Stream>> frees_after_capture_;
 };
@@ -124,6 +150,9 @@ class Device {
 // takes a smaller engine, whose bits differ, so it is counted as a refused workspace. If the layer
 // ended by the error it is the user's, and forgotten.
 void settle_refusal(bool layer_went_on);
+
+// What the access guard could not bring home on this thread is raised here, once.
+void raise_refused_return();
 
 // What this thread runs now; blocks born here belong to it.
 struct CurrentLayer {

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <vector>
 
+#include "backing_pool.hpp"
 #include "block_table.hpp"
 #include "episode.hpp"
 #include "heap.hpp"
@@ -18,6 +21,29 @@ namespace vdnn {
 
 using Lock = std::unique_lock<std::mutex>;
 
+// Drops the lock for a scope.
+class Unlocked {
+ public:
+  explicit Unlocked(Lock& lock) : lock_(lock) { lock_.unlock(); }
+  ~Unlocked() { lock_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  Lock& lock_;
+};
+
+// What the access guard sees, and so what may leave although the program holds it.
+struct GuardState {
+  std::atomic<bool> is_wanted{false};
+  std::atomic<bool> is_on{false};  // operators are being watched
+  // Operators that began before it came on are not seen to end. Where several threads made calls,
+  // only blocks born since (by StreamClock::calls()) are sure to be in none.
+  bool covers_all = true;
+  std::uint64_t since_call = 0;
+  std::uint64_t last_capture_call = 0;  // a graph may have baked in what was born before
+};
+
 struct DeviceState {
   DeviceState(std::unique_ptr<Driver> device_driver, const vdnn_config& device_config,
               std::size_t host_budget_bytes)
@@ -27,7 +53,11 @@ struct DeviceState {
         clock(*driver),
         pool(*driver, clock, device_config.budget_bytes / driver->frame_bytes()),
         cache(*driver, clock, pool),
-        host(*driver, clock, host_budget_bytes) {}
+        host(*driver, clock, host_budget_bytes),
+        backings(*driver, clock, host) {
+    guard.is_wanted =
+        device_config.guard == VDNN_GUARD_ON && device_config.policy != VDNN_POLICY_NONE;
+  }
 
   std::unique_ptr<Driver> driver;
   const vdnn_config config;
@@ -41,7 +71,12 @@ struct DeviceState {
   Heap step_heap;
   Heap lasting_heap;
   HostPool host;
+  BackingPool backings;
   BlockTable table;
+  GuardState guard;
+  // Mappings whose block is gone and which still show host memory: busy until they may be unmapped.
+  std::vector<Mapping*> buried;
+  std::condition_variable moved;  // a block left the state `moving`
   EpisodeBook book;
   Stats stats;
   Trace trace;
@@ -50,6 +85,8 @@ struct DeviceState {
   [[nodiscard]] std::size_t frames_for(std::size_t bytes) const {
     return (bytes + driver->frame_bytes() - 1) / driver->frame_bytes();
   }
+  // Host memory that holds data.
+  [[nodiscard]] std::size_t host_bytes() const { return host.used_bytes() + backings.used_bytes(); }
   // Frames changed hands: the peaks follow.
   void note_frames() {
     stats.owned_bytes.set(pool.owned() * driver->frame_bytes());

@@ -1,4 +1,6 @@
 // Reading a device's counters, and getting ready for a fork. See device.hpp.
+#include <algorithm>
+
 #include "device.hpp"
 
 namespace vdnn {
@@ -32,7 +34,7 @@ void Device::read_memory(vdnn_stats& out) {
   out.heap_blocks = s.heap_blocks;
   out.mappings = state_.cache.count();
   out.mapped_bytes = state_.cache.mapped_bytes();
-  out.host_bytes = state_.host.used_bytes();
+  out.host_bytes = state_.host_bytes();
   out.host_bytes_max = s.host_bytes_max;
   out.host_pinned_bytes = state_.host.pinned_bytes();
 }
@@ -53,6 +55,16 @@ void Device::read_counters(vdnn_stats& out) const {
   out.frees = s.frees;
   out.mapping_misses = s.mapping_misses;
   out.first_miss_bytes = s.first_miss_bytes;
+  out.guarded_blocks = static_cast<std::uint64_t>(std::ranges::count_if(
+      state_.table.offloaded(),
+      [](const auto& entry) { return entry.second->state == BlockState::kBacked; }));
+  out.guarded_out_bytes = s.guarded_out_bytes;
+  out.guarded_in_bytes = s.guarded_in_bytes;
+  out.guard_restores = s.guard_restores;
+  out.guard_waits = s.guard_waits;
+  out.guard_wait_ns = s.guard_wait_ns;
+  out.guard_remap_ns = s.guard_remap_ns;
+  out.guard_is_on = state_.guard.is_on ? 1 : 0;
   out.stall_ns = s.stall_ns;
   out.ooms = s.ooms;
   out.workspace_refusals = s.workspace_refusals;
@@ -88,7 +100,7 @@ void Device::reset_peaks() {
   s.owned_bytes.reset();
   s.resident_bytes_max = s.resident_bytes;
   s.created_bytes_max = state_.pool.created() * state_.driver->frame_bytes();
-  s.host_bytes_max = state_.host.used_bytes();
+  s.host_bytes_max = state_.host_bytes();
   for (vdnn_layer_stats& layer : s.layers) layer.owned_bytes_max = layer.owned_bytes;
 }
 
@@ -108,7 +120,10 @@ std::vector<std::pair<Addr, std::size_t>> Device::settle_for_fork() {
   }
   std::vector<std::pair<Addr, std::size_t>> ranges;
   for (const auto& [address, block] : state_.table.all()) {
-    if (block->is_in_heap || !block->owns_frames()) continue;
+    if (block->mapping == nullptr) continue;  // it lies in a slab
+    const bool has_data = block->owns_frames() || block->state == BlockState::kBacked;
+    const bool is_shown = block->mapping->is_mapped || block->mapping->shown != nullptr;
+    if (!has_data || !is_shown) continue;
     ranges.emplace_back(address, block->frames * state_.driver->frame_bytes());
   }
   for (const Heap* heap : {&state_.step_heap, &state_.lasting_heap}) {

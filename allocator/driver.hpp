@@ -42,11 +42,23 @@ enum class Primitive : std::uint32_t {
   kRecord,
   kWait,
   kSynchronize,
+  kCreateBacking,
+  kReleaseBacking,
+  kShowBacking,
+  kShowFrames,
+  kShowAgain,  // undoing one of the two above
   kCount,
 };
 
 struct DriverCalls {
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Primitive::kCount)> count{};
+};
+
+// Host memory that can stand behind an address range in the place of frames.
+struct Backing {
+  Handle handle = 0;
+  Addr address = 0;  // where copies reach it, whatever range shows it
+  std::size_t bytes = 0;
 };
 
 struct DeviceMemory {
@@ -105,6 +117,29 @@ class Driver {
   // Throws HostMemoryError when the machine refuses. May take long: drop locks first.
   [[nodiscard]] virtual void* pin(std::size_t bytes) = 0;
   virtual void unpin(void* host, std::size_t bytes) noexcept = 0;
+
+  // --- host memory behind device addresses -------------------------------------------------
+  // Whether the device can read and write host memory through a range of ours. If not, none of the
+  // calls below is made.
+  [[nodiscard]] virtual bool can_back() = 0;
+  // `bytes` is a multiple of frame_bytes(). Throws HostMemoryError when the machine refuses. May
+  // take long: drop locks first.
+  [[nodiscard]] virtual Backing create_backing(std::size_t bytes) = 0;
+  // Precondition: no range shows it, and no copy uses it.
+  virtual void release_backing(const Backing& backing) noexcept = 0;
+  // The range, which shows `frames`, shows the backing instead; beyond its length, nothing. On the
+  // host a reader meanwhile finds the one or the other. Precondition: as for unmap. If it throws,
+  // the range shows what it showed; RangeLost: it shows nothing.
+  virtual void show_backing(Addr range, std::span<const Handle> frames, const Backing& backing) = 0;
+  // The way back, under the same terms.
+  virtual void show_frames(Addr range, const Backing& backing, std::span<const Handle> frames) = 0;
+  // The range, which shows the backing, shows nothing. Precondition: as for unmap.
+  virtual void hide_backing(Addr range, const Backing& backing) noexcept = 0;
+  // As copy_to_host and copy_to_device.
+  virtual void copy_to_backing(const Backing& backing, Addr device, std::size_t bytes,
+                               Stream stream) = 0;
+  virtual void copy_from_backing(Addr device, const Backing& backing, std::size_t bytes,
+                                 Stream stream) = 0;
 
   // True while `stream` records a graph: then nothing may be waited for or queried.
   [[nodiscard]] virtual bool is_capturing(Stream stream) = 0;

@@ -27,7 +27,8 @@ struct TimelineEvent {
 };
 
 struct Learned {
-  std::uint32_t steps = 0;  // of this signature, so far
+  std::uint32_t steps = 0;    // of this signature, so far
+  bool needed_guard = false;  // the program held more than left room
   std::vector<MappingId> mapping[static_cast<std::size_t>(Asker::kCount)];  // by ordinal
   // The same, of the step before that: what outlives a step and is made anew before the old one is
   // dropped (a batch) has two places, in turn.
@@ -78,6 +79,15 @@ class EpisodeBook {
   void was_late(std::uint32_t save_index);
   // It came back in time, in a step that knew what was coming: its place then is good enough.
   [[nodiscard]] bool was_well_placed(std::uint32_t save_index) const;
+
+  // What the program holds did not leave enough room.
+  void needed_guard() { current_.needed_guard = true; }
+  // Is the guard needed, by what this step and the last like it had to do?
+  [[nodiscard]] bool is_guard_needed() const {
+    return current_.needed_guard || (last_ != nullptr && last_->needed_guard);
+  }
+  // What the last step like this one did says nothing of this one.
+  [[nodiscard]] bool is_unknown() const { return last_ == nullptr || is_off_script_; }
 
   // The timeline has one line for each birth and each death of a numbered block, wherever it lives,
   // so that a place in it means the same moment of the program from step to step. Slabs have none:

@@ -69,6 +69,7 @@ class StreamClock {
   [[nodiscard]] StreamIndex add_own(Stream stream);
   [[nodiscard]] Stream stream(StreamIndex index) const { return lanes_[index].stream; }
   [[nodiscard]] std::size_t count() const { return lanes_.size(); }
+  [[nodiscard]] bool is_own(StreamIndex index) const { return lanes_[index].is_ours; }
 
   // An allocator call is made on the stream: what was released there before becomes available to
   // other streams, behind an event recorded now. Free when there is only one stream.

@@ -18,7 +18,8 @@ void* pointer(Addr address) { return reinterpret_cast<void*>(address); }
 
 bool cannot_fail(Primitive primitive) {
   return primitive == Primitive::kReleaseFrame || primitive == Primitive::kUnreserve ||
-         primitive == Primitive::kUnmap || primitive == Primitive::kUnpin;
+         primitive == Primitive::kUnmap || primitive == Primitive::kUnpin ||
+         primitive == Primitive::kReleaseBacking;
 }
 
 class SimulatedDevice final : public HostDriver {
@@ -55,6 +56,17 @@ class SimulatedDevice final : public HostDriver {
 
   void* pin(std::size_t bytes) override;
   void unpin(void* host, std::size_t bytes) noexcept override;
+  bool can_back() override { return true; }
+  Backing create_backing(std::size_t bytes) override;
+  void release_backing(const Backing& backing) noexcept override;
+  void show_backing(Addr range, std::span<const Handle> frames, const Backing& backing) override;
+  void show_frames(Addr range, const Backing& backing, std::span<const Handle> frames) override;
+  void hide_backing(Addr range, const Backing& backing) noexcept override;
+  void copy_to_backing(const Backing& backing, Addr device, std::size_t bytes,
+                       Stream stream) override;
+  void copy_from_backing(Addr device, const Backing& backing, std::size_t bytes,
+                         Stream stream) override;
+
   bool is_capturing(Stream) override { return false; }
 
   void launch(Stream stream, std::function<void()> work) override;
@@ -68,6 +80,9 @@ class SimulatedDevice final : public HostDriver {
   void enter(Primitive primitive);
   // Throws in a forked child, which has its parent's frames no more.
   void require_parent() const;
+  // Does `act`, which changes what a range shows, as a device would that can fail to undo it.
+  template <typename Act>
+  void show(Primitive primitive, Addr range, std::size_t bytes, Act act);
 
   const HostDriverOptions options_;
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Primitive::kCount)> calls_left_{};
@@ -86,7 +101,9 @@ void SimulatedDevice::enter(Primitive primitive) {
   const std::string text =
       "injected fault of primitive " + std::to_string(static_cast<std::uint32_t>(primitive));
   if (primitive == Primitive::kCreateFrame) throw OutOfDeviceMemory(text);
-  if (primitive == Primitive::kPin) throw HostMemoryError(text);
+  if (primitive == Primitive::kPin || primitive == Primitive::kCreateBacking) {
+    throw HostMemoryError(text);
+  }
   throw DriverError(text);
 }
 
@@ -199,6 +216,61 @@ void SimulatedDevice::unpin(void* host, std::size_t bytes) noexcept {
   if (!streams_) return;
   count(Primitive::kUnpin);
   VDNN_ASSERT(munmap(host, bytes) == 0, std::string(std::strerror(errno)));
+}
+
+Backing SimulatedDevice::create_backing(std::size_t bytes) {
+  require_parent();
+  enter(Primitive::kCreateBacking);
+  return memory_.create_backing(bytes);
+}
+
+void SimulatedDevice::release_backing(const Backing& backing) noexcept {
+  if (!streams_) return;
+  count(Primitive::kReleaseBacking);
+  memory_.release_backing(backing);
+}
+
+template <typename Act>
+void SimulatedDevice::show(Primitive primitive, Addr range, std::size_t bytes, Act act) {
+  require_parent();
+  try {
+    enter(primitive);
+    act();
+  } catch (const DriverError& refused) {
+    try {
+      enter(Primitive::kShowAgain);
+    } catch (const DriverError&) {
+      memory_.lose(range, bytes);
+      throw RangeLost(refused.what());
+    }
+    throw;
+  }
+}
+
+void SimulatedDevice::show_backing(Addr range, std::span<const Handle> frames,
+                                   const Backing& backing) {
+  show(Primitive::kShowBacking, range, frames.size() * options_.frame_bytes,
+       [&] { memory_.show_backing(range, frames, backing); });
+}
+
+void SimulatedDevice::show_frames(Addr range, const Backing& backing,
+                                  std::span<const Handle> frames) {
+  show(Primitive::kShowFrames, range, backing.bytes,
+       [&] { memory_.show_frames(range, backing, frames); });
+}
+
+void SimulatedDevice::hide_backing(Addr range, const Backing& backing) noexcept {
+  if (streams_) memory_.hide_backing(range, backing);
+}
+
+void SimulatedDevice::copy_to_backing(const Backing& backing, Addr device, std::size_t bytes,
+                                      Stream stream) {
+  copy_to_host(pointer(backing.address), device, bytes, stream);
+}
+
+void SimulatedDevice::copy_from_backing(Addr device, const Backing& backing, std::size_t bytes,
+                                        Stream stream) {
+  copy_to_device(device, pointer(backing.address), bytes, stream);
 }
 
 void SimulatedDevice::launch(Stream stream, std::function<void()> work) {

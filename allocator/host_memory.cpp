@@ -49,9 +49,9 @@ void copy_privately(Addr range, std::size_t bytes) {
   }
 }
 
-// Every view of the file that this process has, by the kernel's account: a thread of the parent
+// Every view of our files that this process has, by the kernel's account: a thread of the parent
 // may have been changing ours at the moment of the fork.
-std::vector<std::pair<Addr, std::size_t>> views_of(const struct stat& file) {
+std::vector<std::pair<Addr, std::size_t>> views_of(ino_t frames, ino_t backings) {
   std::vector<std::pair<Addr, std::size_t>> views;
   std::ifstream lines("/proc/self/maps");
   for (std::string line; std::getline(lines, line);) {
@@ -59,9 +59,9 @@ std::vector<std::pair<Addr, std::size_t>> views_of(const struct stat& file) {
     std::uint64_t inode = 0;
     const int fields = std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %" SCNu64,
                                    &begin, &end, &inode);
-    if (fields != 3 || inode != file.st_ino) continue;
-    if (line.find("/memfd:vdnn_frames") != std::string::npos)
-      views.emplace_back(begin, end - begin);
+    const bool is_ours = (inode == frames && line.find("/memfd:vdnn_frames") != line.npos) ||
+                         (inode == backings && line.find("/memfd:vdnn_backing") != line.npos);
+    if (fields == 3 && is_ours) views.emplace_back(begin, end - begin);
   }
   return views;
 }
@@ -170,6 +170,7 @@ void HostMemory::unreserve(Addr range, std::size_t bytes) noexcept {
   VDNN_ASSERT(found != reserved_.end() && found->second == bytes, std::to_string(range));
   const auto mapped = slots_.lower_bound(range);
   VDNN_ASSERT(mapped == slots_.end() || mapped->first >= range + bytes, std::to_string(range));
+  VDNN_ASSERT(!backed_.contains(range), std::to_string(range));
   reserved_.erase(found);
   VDNN_ASSERT(munmap(pointer(range), bytes) == 0, error_text());
 }
@@ -186,14 +187,11 @@ HostMemory::Slots HostMemory::check_mappable(const Guard&, Addr range,
   if (taken != slots_.end() && taken->first < end) {
     throw InvalidArgument("map: a part of the range is mapped already");
   }
-  Slots slots;
-  for (const Handle frame : frames) {
-    if (!frames_.is_held(frame - 1)) {
-      throw InvalidArgument("map: there is no frame " + std::to_string(frame));
-    }
-    slots.emplace_hint(slots.end(), range + slots.size() * frame_bytes_, frame - 1);
+  const auto backed = backed_.lower_bound(range);
+  if (backed != backed_.end() && backed->first < end) {
+    throw InvalidArgument("map: a part of the range shows host memory");
   }
-  return slots;
+  return slots_of(range, frames);
 }
 
 // Frames that lie side by side in the file become one kernel mapping.
@@ -234,8 +232,79 @@ void HostMemory::unmap(Addr range, std::size_t bytes) noexcept {
   VDNN_ASSERT(mapped > 0 && mapped * frame_bytes_ == bytes,
               std::to_string(mapped) + " frames are mapped in " + std::to_string(bytes) + " bytes");
   VDNN_ASSERT(make_inaccessible(range, bytes), error_text());
+  forget_slots(range, bytes);
+}
+
+HostMemory::Slots HostMemory::slots_of(Addr range, std::span<const Handle> frames) const {
+  Slots slots;
+  for (const Handle frame : frames) {
+    if (!frames_.is_held(frame - 1)) {
+      throw InvalidArgument("map: there is no frame " + std::to_string(frame));
+    }
+    slots.emplace_hint(slots.end(), range + slots.size() * frame_bytes_, frame - 1);
+  }
+  return slots;
+}
+
+void HostMemory::forget_slots(Addr range, std::size_t bytes) noexcept {
+  const auto begin = slots_.lower_bound(range);
+  const auto end = slots_.lower_bound(range + bytes);
   for (auto slot = begin; slot != end; ++slot) frames_.drop_mapping(slot->second);
   slots_.erase(begin, end);
+}
+
+Backing HostMemory::create_backing(std::size_t bytes) {
+  const Guard guard(lock_);
+  return backings_.create(bytes);
+}
+
+void HostMemory::release_backing(const Backing& backing) noexcept {
+  const Guard guard(lock_);
+  backings_.release(backing);
+}
+
+void HostMemory::show_backing(Addr range, std::span<const Handle> frames, const Backing& backing) {
+  const Guard guard(lock_);
+  const Slots slots = slots_of(range, frames);
+  const std::size_t bytes = slots.size() * frame_bytes_;
+  VDNN_ASSERT(backing.bytes <= bytes && slots_.contains(range), std::to_string(range));
+  if (!backings_.show(range, backing)) {
+    map_runs(slots);
+    throw DriverError("host memory was not mapped: " + error_text());
+  }
+  const std::size_t rest = bytes - backing.bytes;
+  VDNN_ASSERT(rest == 0 || make_inaccessible(range + backing.bytes, rest), error_text());
+  forget_slots(range, bytes);
+  backed_.emplace(range, backing.bytes);
+}
+
+void HostMemory::show_frames(Addr range, const Backing& backing, std::span<const Handle> frames) {
+  const Guard guard(lock_);
+  Slots slots = slots_of(range, frames);
+  VDNN_ASSERT(slots.size() * frame_bytes_ == backing.bytes && backed_.contains(range),
+              std::to_string(range));
+  try {
+    map_runs(slots);
+  } catch (const DriverError&) {
+    if (!backings_.show(range, backing)) throw RangeLost("host memory was lost: " + error_text());
+    throw;
+  }
+  for (const auto& [address, index] : slots) frames_.add_mapping(index);
+  slots_.merge(slots);
+  backed_.erase(range);
+}
+
+void HostMemory::hide_backing(Addr range, const Backing& backing) noexcept {
+  const Guard guard(lock_);
+  VDNN_ASSERT(backed_.erase(range) == 1, std::to_string(range));
+  VDNN_ASSERT(make_inaccessible(range, backing.bytes), error_text());
+}
+
+void HostMemory::lose(Addr range, std::size_t bytes) noexcept {
+  const Guard guard(lock_);
+  VDNN_ASSERT(make_inaccessible(range, bytes), error_text());
+  forget_slots(range, bytes);
+  backed_.erase(range);
 }
 
 std::uint64_t HostMemory::created_bytes() {
@@ -263,7 +332,7 @@ std::size_t HostMemory::mapping_count() {
 void HostMemory::become_private_copy(std::span<const std::pair<Addr, std::size_t>> ranges) {
   is_private_copy_ = true;
   for (const auto& [range, bytes] : ranges) copy_privately(range, bytes);
-  for (const auto& [range, bytes] : views_of(frames_.status())) {
+  for (const auto& [range, bytes] : views_of(frames_.status().st_ino, backings_.inode())) {
     if (!make_inaccessible(range, bytes)) throw DriverError("forked child: " + error_text());
   }
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "driver.hpp"
+#include "host_backing.hpp"
 
 namespace vdnn {
 
@@ -83,6 +84,15 @@ class HostMemory {
   void map(Addr range, std::span<const Handle> frames, const std::function<void()>& set_access);
   void unmap(Addr range, std::size_t bytes) noexcept;
 
+  [[nodiscard]] Backing create_backing(std::size_t bytes);
+  void release_backing(const Backing& backing) noexcept;
+  // What the range showed goes in the same system call that brings the new memory.
+  void show_backing(Addr range, std::span<const Handle> frames, const Backing& backing);
+  void show_frames(Addr range, const Backing& backing, std::span<const Handle> frames);
+  void hide_backing(Addr range, const Backing& backing) noexcept;
+  // Leaves nothing behind a range that shows `frames` or, if there are none, a backing.
+  void lose(Addr range, std::size_t bytes) noexcept;
+
   [[nodiscard]] std::uint64_t created_bytes();
   [[nodiscard]] std::uint64_t witness_bytes() const;
   [[nodiscard]] std::size_t mapping_count();
@@ -96,10 +106,14 @@ class HostMemory {
   [[nodiscard]] Slots check_mappable(const Guard&, Addr range,
                                      std::span<const Handle> frames) const;
   void map_runs(const Slots& slots) const;
+  [[nodiscard]] Slots slots_of(Addr range, std::span<const Handle> frames) const;
+  void forget_slots(Addr range, std::size_t bytes) noexcept;
 
   const std::size_t frame_bytes_;
-  std::mutex lock_;  // of the three below
+  std::mutex lock_;  // of those below
   FrameFile frames_;
+  BackingFile backings_;
+  std::map<Addr, std::size_t> backed_;    // ranges that show a backing -> bytes of it
   std::map<Addr, std::size_t> reserved_;  // address -> bytes
   Slots slots_;
   bool is_private_copy_ = false;

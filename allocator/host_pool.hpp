@@ -34,13 +34,20 @@ class HostPool {
   [[nodiscard]] std::size_t reserve_slab(std::size_t bytes);
   [[nodiscard]] void* pin(std::size_t bytes) { return driver_.pin(bytes); }
   void add_slab(void* host, std::size_t bytes);
-  void cancel_slab(std::size_t bytes) { pinned_bytes_ -= bytes; }
+  void cancel_slab(std::size_t bytes) { unreserve(bytes); }
+
+  // Budget set aside for host memory that is made elsewhere; throws HostMemoryError. What
+  // unreserve() gives back was reserved.
+  void reserve(std::size_t bytes);
+  void unreserve(std::size_t bytes) { pinned_bytes_ -= bytes; }
 
   [[nodiscard]] std::size_t used_bytes() const { return fit_.used_bytes() - quarantined_bytes_; }
   [[nodiscard]] std::size_t pinned_bytes() const { return pinned_bytes_; }
   [[nodiscard]] std::size_t budget_bytes() const { return budget_bytes_; }
 
  private:
+  [[nodiscard]] std::size_t require(std::size_t bytes) const;
+
   struct Freed {
     void* host;
     std::size_t bytes;

@@ -67,6 +67,25 @@ void MappingCache::build(Mapping& mapping, std::span<const Handle> handles) {
     throw;
   }
   mapping.address = address;
+  mapping.range_bytes = bytes;
+  mapping.is_mapped = true;
+}
+
+void MappingCache::detach(Mapping& mapping, std::size_t count) {
+  stop_keeping(mapping);
+  attach(mapping,
+         std::vector<FrameIndex>(mapping.frames.begin(),
+                                 mapping.frames.begin() + static_cast<std::ptrdiff_t>(count)));
+  mapping.is_mapped = false;
+}
+
+void MappingCache::attach(Mapping& mapping, std::span<const FrameIndex> frames) {
+  runs_ -= mapping.runs;
+  frames_mapped_ -= mapping.frames.size();
+  mapping.frames.assign(frames.begin(), frames.end());
+  mapping.runs = count_runs(mapping.frames);
+  runs_ += mapping.runs;
+  frames_mapped_ += mapping.frames.size();
   mapping.is_mapped = true;
 }
 
@@ -98,7 +117,7 @@ void MappingCache::retire(Mapping* mapping) {
   stop_keeping(*mapping);
   unmap(*mapping);
   if (mapping->address != 0) {
-    driver_.unreserve(mapping->address, mapping->frames.size() * frame_bytes_);
+    driver_.unreserve(mapping->address, mapping->range_bytes);
   }
   runs_ -= mapping->runs;
   frames_mapped_ -= mapping->frames.size();

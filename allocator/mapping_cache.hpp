@@ -25,6 +25,8 @@ struct Mapping {
   std::size_t runs = 0;            // stretches of adjacent frames: kernel mappings on the host
   bool is_busy = false;            // an owner lives here, or its address must stay untouched
   bool is_mapped = false;
+  Backing* shown = nullptr;     // host memory behind its prefix, in the place of the frames
+  std::size_t range_bytes = 0;  // of addresses that are reserved
   std::size_t kept_frames = 0;  // of its prefix, for the ordinal that lived here
   std::uint64_t kept_in = 0;    // the episode in which they began to be kept
   Fence last_use;               // what must be seen complete before it may be unmapped (rule 4)
@@ -59,6 +61,12 @@ class MappingCache {
   void retire(Mapping* mapping);
   // Takes the frames away from behind a busy mapping whose address must stay (check level 3).
   void unmap(Mapping& mapping);
+
+  // A busy mapping, for an owner that keeps its address: the frames have gone from behind it, and
+  // of the frames that it names only the first `count` are of interest from now on.
+  void detach(Mapping& mapping, std::size_t count);
+  // The way back: these are behind it now.
+  void attach(Mapping& mapping, std::span<const FrameIndex> frames);
 
   // Keeps the first `count` frames for the owner that comes back at the same ordinal.
   void keep(Mapping& mapping, std::size_t count, std::uint64_t episode);

@@ -11,6 +11,14 @@ namespace {
 std::atomic<UseCountReader> use_count_reader{nullptr};
 std::atomic<StorageEmptier> storage_emptier{nullptr};
 
+// What the reader says of a storage whose data others share, or that nobody can read.
+constexpr std::uint64_t kShared = UINT64_MAX;
+
+std::uint64_t use_count(const void* storage) {
+  const UseCountReader reader = use_count_reader.load(std::memory_order_acquire);
+  return reader == nullptr ? kShared : reader(storage);
+}
+
 }  // namespace
 
 Mover::Mover(DeviceState& state)
@@ -29,10 +37,19 @@ void Mover::set_use_count_reader(UseCountReader reader) noexcept { use_count_rea
 
 void Mover::set_storage_emptier(StorageEmptier emptier) noexcept { storage_emptier = emptier; }
 
+bool Mover::has_sole_owner(const Block& block) {
+  return block.storage != nullptr && use_count(block.storage) == block.references;
+}
+
+bool Mover::is_held(const Block& block) {
+  if (block.storage == nullptr) return false;
+  const std::uint64_t count = use_count(block.storage);
+  return count > block.references && count != kShared;
+}
+
 bool Mover::is_cold(const Block& block) const {
-  const UseCountReader reader = use_count_reader.load(std::memory_order_acquire);
-  return reader != nullptr && block.state == BlockState::kResident && block.is_saved &&
-         block.pins == 0 && block.storage != nullptr && reader(block.storage) == block.references;
+  return block.state == BlockState::kResident && block.is_saved && block.pins == 0 &&
+         has_sole_owner(block);
 }
 
 void* Mover::host_room(const Block& block) { return state_.host.allocate(block.bytes, out_); }
@@ -62,24 +79,35 @@ Fence Mover::record_last_use(const Block& block) {
   return fence;
 }
 
-void Mover::offload(Block& block, void* host) {
+void Mover::offload(Block& block, void* host, Backing* backing) {
+  const Stream out = state_.clock.stream(out_);
   state_.clock.expect_other_streams();
   try {
     state_.clock.wait(out_, record_last_use(block));
-    state_.driver->copy_to_host(host, block.address, block.bytes, state_.clock.stream(out_));
+    if (backing == nullptr) {
+      state_.driver->copy_to_host(host, block.address, block.bytes, out);
+    } else {
+      state_.driver->copy_to_backing(*backing, block.address, block.bytes, out);
+    }
   } catch (...) {
-    state_.host.free(host, Fence());  // nobody has touched it, and the data is where it was
+    // Nobody has touched it, and the data is where it was.
+    if (backing == nullptr) {
+      state_.host.free(host, Fence());
+    } else {
+      state_.backings.give_back(backing, Fence());
+    }
     throw;
   }
   // If this throws the copy is under way into `host`, which is then lost rather than reused.
   block.host_ready = Fence(state_.clock.record(out_));
   block.host = host;
+  block.backing = backing;
   state_.table.set_state(block, BlockState::kOffloading);
-  ++state_.stats.offloads;
+  block.departure = ++state_.stats.offloads;
   state_.stats.offloaded_bytes += block.bytes;
   state_.stats.layer(block.layer).offloaded_bytes += block.bytes;
   state_.stats.host_bytes_max =
-      std::max<std::uint64_t>(state_.stats.host_bytes_max, state_.host.used_bytes());
+      std::max<std::uint64_t>(state_.stats.host_bytes_max, state_.host_bytes());
   state_.trace.add(TraceKind::kOffload, block.generation, block.bytes, block.layer);
 }
 
@@ -124,8 +152,15 @@ void Mover::cancel(Block& block) {
 
 void Mover::forget_host_copy(Block& block) {
   if (block.host == nullptr) return;
-  state_.host.free(block.host, block.host_ready);
+  if (block.backing == nullptr) {
+    state_.host.free(block.host, block.host_ready);
+  } else if (block.mapping->shown == block.backing) {
+    block.mapping->last_use.add(block.host_ready);  // it goes with the mapping
+  } else {
+    state_.backings.give_back(block.backing, block.host_ready);
+  }
   block.host = nullptr;
+  block.backing = nullptr;
 }
 
 // The fence of the copy. If it cannot be started, the place is given back.
@@ -134,8 +169,13 @@ Fence Mover::copy_back(const Block& block, Mapping& mapping, const Fence& frames
   try {
     state_.clock.wait(via, frames_fence);
     state_.clock.wait(via, block.host_ready);
-    state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
-                                  state_.clock.stream(via));
+    if (block.backing == nullptr) {
+      state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
+                                    state_.clock.stream(via));
+    } else {
+      state_.driver->copy_from_backing(mapping.address, *block.backing, block.bytes,
+                                       state_.clock.stream(via));
+    }
     return Fence(state_.clock.record(via));
   } catch (...) {
     Fence fence = frames_fence;
@@ -205,8 +245,24 @@ void Mover::give_up_place(Block& block, bool keep_for_ordinal) {
     if (keep_for_ordinal) state_.cache.keep(mapping, block.frames, state_.book.number());
     state_.note_frames();
   }
+  if (mapping.shown != nullptr) return bury(mapping);
   mapping.is_busy = false;
   if (!mapping.is_mapped) state_.cache.retire(&mapping);
+}
+
+// A free does not unmap (rule 4): kernels that nobody saw may still read the host memory there.
+void Mover::bury(Mapping& mapping) {
+  StreamClock& clock = state_.clock;
+  for (StreamIndex i = 0; i < clock.count(); ++i) {
+    if (!clock.is_own(i)) mapping.last_use.add(clock.now(i));
+  }
+  state_.buried.push_back(&mapping);
+  if (state_.captures > 0) return;
+  try {
+    (void)clock.record_all();
+  } catch (const DriverError&) {
+    // Until it is recorded it does not count as complete.
+  }
 }
 
 }  // namespace vdnn

@@ -24,9 +24,14 @@ class Mover {
   static void set_use_count_reader(UseCountReader reader) noexcept;
   static void set_storage_emptier(StorageEmptier emptier) noexcept;
 
+  [[nodiscard]] StreamIndex out_stream() const { return out_; }
   [[nodiscard]] StreamIndex in_stream() const { return in_; }
   [[nodiscard]] StreamIndex late_stream() const { return late_; }
 
+  // Nothing but the controller's records holds its storage.
+  [[nodiscard]] static bool has_sole_owner(const Block& block);
+  // Somebody else holds it too, and every holder holds the storage: nobody shares its data.
+  [[nodiscard]] static bool is_held(const Block& block);
   // Rule 2: nothing but the controller's records can reach it, and nobody was just given it.
   [[nodiscard]] bool is_cold(const Block& block) const;
   // Room in host memory for the block's copy, or null (then grow the host pool).
@@ -34,7 +39,11 @@ class Mover {
 
   // Resident -> Offloading: queues the copy out behind the block's fence (rule 3). If that throws,
   // the block stays as it is and `host` is given back (rule 5).
-  void offload(Block& block, void* host);
+  void offload(Block& block, void* host) { offload(block, host, nullptr); }
+  // The same for a block that is held: into what its address will show.
+  void offload(Block& block, Backing& backing) {
+    offload(block, reinterpret_cast<void*>(backing.address), &backing);
+  }
   // Offloading -> Offloaded: the frames are anybody's, behind the copy.
   void release(Block& block);
   // Offloading -> Resident: it is handed out, so its host copy is worth nothing (rule 5).
@@ -57,7 +66,9 @@ class Mover {
   void forget_host_copy(Block& block);
 
  private:
+  void offload(Block& block, void* host, Backing* backing);
   void give_up_address(Block& block);
+  void bury(Mapping& mapping);
   [[nodiscard]] Fence record_last_use(const Block& block);
   [[nodiscard]] Fence copy_back(const Block& block, Mapping& mapping, const Fence& frames_fence,
                                 StreamIndex via);

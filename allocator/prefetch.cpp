@@ -65,7 +65,7 @@ bool Prefetch::start_next_prefetch(Lock& lock) {
   if (place.mapping == nullptr) return false;
   // The lock may have been dropped: the block may have been freed or brought back meanwhile.
   block = state_.table.by_generation(generation);
-  if (block == nullptr || block->state != BlockState::kOffloaded || block->second_life != nullptr) {
+  if (block == nullptr || !may_come_back(*block)) {
     mover_.leave_place(*place.mapping, request.frames, place.fence);
     return false;
   }
@@ -73,10 +73,16 @@ bool Prefetch::start_next_prefetch(Lock& lock) {
   return true;
 }
 
+// One that is held must come home to its own address, when somebody asks for it.
+bool Prefetch::may_come_back(const Block& block) {
+  if (!block.is_away() || block.second_life != nullptr) return false;
+  return block.state == BlockState::kOffloaded || Mover::has_sole_owner(block);
+}
+
 Block* Prefetch::next_to_prefetch() const {
   for (const auto& [use, block] : state_.table.offloaded()) {
     // Of one whose known uses are past nobody knows when, or whether, it is used again.
-    if (block->second_life != nullptr || block->uses.empty()) continue;
+    if (!may_come_back(*block) || block->uses.empty()) continue;
     return block->was_dropped ? nullptr : block;
   }
   return nullptr;
@@ -95,8 +101,8 @@ bool Prefetch::fits_until_use(const Block& block) const {
   if (left < 0) return false;
   const auto frames_of = [&](std::uint32_t save_index) -> std::int64_t {
     const Block* other = state_.table.by_generation(state_.book.generation_of(save_index));
-    const bool is_away = other != nullptr && other != &block &&
-                         other->state == BlockState::kOffloaded && other->second_life == nullptr;
+    const bool is_away =
+        other != nullptr && other != &block && other->is_away() && other->second_life == nullptr;
     return is_away ? static_cast<std::int64_t>(other->frames) : 0;
   };
   const std::int64_t need = state_.book.need_before(next_save(block), left, frames_of);

@@ -31,6 +31,7 @@ class Prefetch {
   void start_cold_ones(Lock& lock);
   [[nodiscard]] void* host_room(std::uint64_t generation, Lock& lock);
   [[nodiscard]] bool start_next_prefetch(Lock& lock);
+  [[nodiscard]] static bool may_come_back(const Block& block);
   [[nodiscard]] Block* next_to_prefetch() const;
   // The save whose use comes first.
   [[nodiscard]] static std::uint32_t next_save(const Block& block);

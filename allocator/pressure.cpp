@@ -2,11 +2,26 @@
 #include "pressure.hpp"
 
 #include <algorithm>
+#include <atomic>
 
 #include "check.hpp"
 #include "text.hpp"
 
 namespace vdnn {
+namespace {
+
+std::atomic<int (*)()> thread_is_seen{nullptr};
+
+// The guard comes on, of itself, when what cannot leave without it fills so many eighths of the
+// budget, and what could leave with it one. A step whose like has fitted before may fill more: it
+// is not made slower for a shortage that did not come.
+constexpr std::size_t kEighths = 8;
+constexpr std::size_t kHeldEighths = 4;
+constexpr std::size_t kHeldEighthsIfKnown = 6;
+
+}  // namespace
+
+void Pressure::set_thread_is_seen(int (*is_seen)()) noexcept { thread_is_seen = is_seen; }
 
 void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock) {
   if (state_.captures > 0) fail(bytes, "");  // nothing may move or be waited for
@@ -21,11 +36,22 @@ void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t byt
       return;
     }
     Choice choice = choose(frames - usable, host_refusal.empty());
-    if (choice.frames < frames - usable) fail(bytes, host_refusal);
+    if (choice.frames < frames - usable) {
+      if (!held_.is_moving()) {
+        if (choice.frames + stuck().frames >= frames - usable) state_.book.needed_guard();
+        fail(bytes, host_refusal);
+      }
+      held_.await_move(lock);
+      continue;
+    }
     prune(choice, frames - usable);
     std::vector<void*> rooms;
     std::size_t missing_bytes = 0;
     try {
+      if (!choice.held.empty()) {
+        send_held(choice, lock);
+        continue;  // the others' turn, if it is not enough
+      }
       if (find_host_room(choice, rooms, missing_bytes)) {
         carry_out(choice, rooms);
         return;
@@ -49,21 +75,63 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
     }
   };
   const auto is_not_pinned = [](const Block& block) { return block.pins == 0; };
-  // One whose storage is being given up can no longer be emptied.
-  take(state_.table.offloading(), choice.started,
-       [](const Block& block) { return block.pins == 0 && block.storage != nullptr; });
+  // One whose storage is being given up can no longer be emptied; one that goes into a backing is
+  // another thread's choice.
+  take(state_.table.offloading(), choice.started, [](const Block& block) {
+    return block.pins == 0 && block.storage != nullptr && block.backing == nullptr;
+  });
   take(state_.table.prefetching(), choice.prefetched, is_not_pinned);
   if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
     take(state_.table.resident_saved(), choice.cold,
          [this](const Block& block) { return mover_.is_cold(block); });
+    if (may_take_held()) {
+      take(state_.table.resident_saved(), choice.held,
+           [this](const Block& block) { return held_.may_leave(block); });
+    }
   }
   return choice;
+}
+
+bool Pressure::may_take_held() const {
+  if (!state_.guard.is_on || state_.captures > 0 || !state_.driver->can_back()) return false;
+  const auto is_seen = thread_is_seen.load(std::memory_order_acquire);
+  return is_seen == nullptr || is_seen() != 0;
+}
+
+void Pressure::send_held(const Choice& choice, Lock& lock) {
+  state_.book.needed_guard();
+  std::vector<Backing*> backings;
+  std::size_t missing_bytes = 0;
+  if (held_.find_backings(choice.held, backings, missing_bytes)) {
+    held_.send_out(choice.held, backings, lock);
+  } else {
+    held_.grow(missing_bytes, lock);
+  }
+}
+
+Pressure::Stuck Pressure::stuck() const {
+  Stuck found;
+  for (const auto& [use, block] : state_.table.resident_saved()) {
+    if (!HeldBlocks::is_held(*block)) continue;
+    ++found.blocks;
+    found.frames += block->frames;
+    if (block->pins > 0) found.pinned_frames += block->frames;
+  }
+  return found;
+}
+
+bool Pressure::calls_for_guard() const {
+  const std::size_t limit = state_.pool.limit();
+  const std::size_t eighths = state_.book.is_unknown() ? kHeldEighths : kHeldEighthsIfKnown;
+  const std::size_t much = limit * eighths / kEighths;
+  if (state_.pool.owned() < much || !state_.driver->can_back()) return false;
+  return stuck().frames * kEighths >= limit && limit - obtainable_frames() >= much;
 }
 
 void Pressure::prune(Choice& choice, std::size_t frames) {
   // Taking the farthest first can overshoot: whoever is not needed after all stays, the nearest
   // next use and the dearest kind first.
-  for (auto* kind : {&choice.cold, &choice.prefetched, &choice.started}) {
+  for (auto* kind : {&choice.held, &choice.cold, &choice.prefetched, &choice.started}) {
     for (auto it = kind->rbegin(); it != kind->rend();) {
       if (choice.frames - (*it)->frames < frames) {
         ++it;
@@ -146,7 +214,27 @@ std::string Pressure::explain(std::size_t bytes) const {
     text += (i == 0 ? "" : ", ") + std::string(vdnn_layer_name(layers[i].layer)) + " (" +
             format_bytes(layers[i].owned_bytes) + ")";
   }
-  return text + ". Raise the budget, or use a smaller batch.";
+  return text + "." + explain_held() + " Raise the budget, or use a smaller batch.";
+}
+
+// What of the feature maps stays, and why.
+std::string Pressure::explain_held() const {
+  const Stuck held = stuck();
+  if (held.frames == 0 || state_.config.policy == VDNN_POLICY_NONE) return "";
+  const auto bytes = [this](std::size_t frames) {
+    return format_bytes(frames * state_.driver->frame_bytes());
+  };
+  std::string text = " Of it, " + bytes(held.frames) + " in " + std::to_string(held.blocks) +
+                     " feature maps are held by variables of the program";
+  if (!state_.driver->can_back()) {
+    return text + ", and this device cannot show host memory in their place.";
+  }
+  if (!state_.guard.is_on) {
+    const bool is_off = state_.config.guard == VDNN_GUARD_OFF;
+    return text +
+           (is_off ? ", and cannot leave with guard=off." : ", and the guard was not on yet.");
+  }
+  return text + ", " + bytes(held.pinned_frames) + " of them by operators that run now.";
 }
 
 }  // namespace vdnn

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -37,6 +38,8 @@ Process& process() {
 }
 
 std::atomic<bool> forked_child{false};
+std::atomic<void (*)(int)> guard_switch{nullptr};
+std::atomic<bool> guard_is_watching{false};
 
 std::size_t host_frame_bytes(std::uint64_t budget_bytes) {
   std::size_t frame_bytes = kSmallestHostFrame;
@@ -155,6 +158,8 @@ void ensure_started(int ordinal) {
          .backend = VDNN_BACKEND_CUDA,
          .policy = VDNN_POLICY_NONE,
          .check = 1,
+         .guard = VDNN_GUARD_OFF,
+         .reserved = 0,
          .budget_bytes = free_bytes / 100 * 95,
          .host_budget_bytes = 0,
          .frame_bytes = 0,
@@ -202,6 +207,30 @@ std::vector<Device*> devices() {
     if (Device* d = slot.load(std::memory_order_acquire)) made.push_back(d);
   }
   return made;
+}
+
+void set_guard_switch(void (*switch_on)(int)) noexcept { guard_switch = switch_on; }
+
+bool guard_is_on() noexcept { return guard_is_watching.load(std::memory_order_relaxed); }
+
+// Operators are watched before any device counts on it, and as long as one does.
+void settle_guard() {
+  static std::mutex* const settling = new std::mutex;
+  const std::lock_guard guard(*settling);
+  const auto switch_on = guard_switch.load();
+  if (switch_on == nullptr) return;
+  const std::vector<Device*> all = devices();
+  const bool is_wanted = std::ranges::any_of(all, &Device::wants_guard);
+  if (is_wanted && !guard_is_watching) {
+    guard_is_watching = true;
+    switch_on(1);
+  }
+  bool is_needed = false;
+  for (Device* one : all) is_needed = one->set_guard(one->wants_guard()) || is_needed;
+  if (!is_needed && guard_is_watching) {
+    switch_on(0);
+    guard_is_watching = false;
+  }
 }
 
 bool is_forked_child() noexcept { return forked_child.load(std::memory_order_relaxed); }

@@ -26,6 +26,12 @@ void set_budget(int ordinal, std::uint64_t bytes);
 // True in a process forked from the one that started: nothing of ours may act there.
 [[nodiscard]] bool is_forked_child() noexcept;
 
+// The access guard: how operators come to be watched (see vdnn_set_guard_switch), whether they are,
+// and making that what the devices want.
+void set_guard_switch(void (*switch_on)(int is_on)) noexcept;
+[[nodiscard]] bool guard_is_on() noexcept;
+void settle_guard();
+
 void name_layer(std::uint32_t layer, const char* name);
 [[nodiscard]] const char* layer_name(std::uint32_t layer);
 

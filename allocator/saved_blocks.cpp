@@ -63,12 +63,17 @@ std::uint64_t Device::save(const void* address, const Save& save) {
   Lock lock(state_.mutex);
   const StreamIndex stream = arrive(save.stream);
   unpin_this_thread();
-  Block* block = state_.table.at(reinterpret_cast<Addr>(address));
+  Block* block = settled_block(reinterpret_cast<Addr>(address), lock);
   if (state_.captures > 0 || block == nullptr || block->mapping == nullptr) return 0;
-  if (block->state != BlockState::kResident) return 0;
-  // Two storages over one block: nobody can tell when it is cold.
-  if (block->storage != nullptr && block->storage != save.storage) return 0;
+  if (block->backing != nullptr) held_.touch(*block);
+  if (block->state != BlockState::kResident && block->state != BlockState::kBacked) return 0;
+  if (block->storage != nullptr && block->storage != save.storage) {
+    // Two storages over one block: nobody can tell when it is cold, or who holds it.
+    block->is_exempt = true;
+    return 0;
+  }
   block->storage = save.storage;
+  block->outlives_records = false;
   ++block->references;
   block->add_stream(stream);
   block->saved_in = state_.book.number();
@@ -86,6 +91,7 @@ std::uint64_t Device::save(const void* address, const Save& save) {
   block->is_eager = block->is_eager || (state_.config.policy == VDNN_POLICY_EAGER && save.is_eager);
   if (leaves_early && state_.config.policy != VDNN_POLICY_NONE) prefetch_.expect_cold(*block);
   const std::uint64_t generation = block->generation;
+  decide_guard();
   if (may_move()) prefetch_.pump(lock);
   finish_call();
   return generation;
@@ -93,6 +99,7 @@ std::uint64_t Device::save(const void* address, const Save& save) {
 
 vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint32_t save_index) {
   settle_refusal(true);
+  raise_refused_return();
   state_.driver->enter_thread();
   Lock lock(state_.mutex);
   const StreamIndex consumer = arrive(stream);
@@ -138,24 +145,29 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
       throw InvalidArgument("block " + std::to_string(generation) +
                             " is asked for, but it was freed; this is a bug in the caller");
     }
-    if (block->state != BlockState::kOffloaded) return generation;
+    if (block->state == BlockState::kMoving) {
+      held_.await_move(lock);
+      continue;
+    }
+    if (!block->is_away()) return generation;
     if (block->second_life != nullptr) return block->second_life->generation;
     if (state_.captures > 0) {
       throw DriverError(
           "a graph capture needs a tensor that is offloaded, and nothing can be "
           "brought back inside a capture; run the forward inside it too");
     }
+    // Nobody counts on finding what the program holds at an ordinal: it comes home now and then.
+    const bool is_held = block->state == BlockState::kBacked && !Mover::has_sole_owner(*block);
     const PlaceRequest request{.frames = block->frames,
                                .bytes = block->bytes,
                                .asker = Asker::kSecondLife,
-                               .ordinal = block->ordinal,
+                               .ordinal = is_held ? kNoOrdinal : block->ordinal,
                                .stream = mover_.late_stream()};
     const Place place = placement_.find(request, lock);
     block = state_.table.by_generation(generation);
-    if (block != nullptr && block->state == BlockState::kOffloaded &&
-        block->second_life == nullptr) {
+    if (block != nullptr && block->is_away() && block->second_life == nullptr) {
       ++state_.stats.late_prefetches;
-      return bring_back_now(*block, place);
+      return is_held ? home(*block, place, lock) : bring_back_now(*block, place);
     }
     // Another thread brought it back while the lock was dropped.
     mover_.leave_place(*place.mapping, request.frames, place.fence);
@@ -190,7 +202,8 @@ void Device::abandon(std::uint64_t generation) {
   block->storage = nullptr;
   block->references = 0;
   if (block->address != 0) {
-    state_.table.forget_uses(*block);  // it lives on, or is freed next
+    block->outlives_records = true;  // or is freed next
+    state_.table.forget_uses(*block);
     return;
   }
   // Its storage is empty, so nobody will free it.
@@ -223,6 +236,7 @@ void Device::boundary(Stream stream) {
   Lock lock(state_.mutex);
   arrive(stream);
   unpin_this_thread();
+  decide_guard();
   if (may_move()) prefetch_.pump(lock);
   finish_call();
 }
@@ -233,6 +247,10 @@ void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
   state_.book.begin(finished, expected, ranks);
   state_.cache.stop_keeping_before(state_.book.number() - 1);
   state_.stats.first_miss_bytes = 0;
+  decide_guard_anew();
+  held_.sweep();
+  thread_ = std::this_thread::get_id();
+  has_several_threads_ = false;
   ++state_.stats.episodes;
   state_.trace.add(TraceKind::kEpisode, finished, 0, 0);
 }

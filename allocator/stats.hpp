@@ -59,6 +59,8 @@ struct Stats {
   std::uint64_t dropped_prefetches = 0, kept_offloads = 0;
   std::uint64_t allocations = 0, frees = 0;
   std::uint64_t mapping_misses = 0, first_miss_bytes = 0;
+  std::uint64_t guarded_out_bytes = 0, guarded_in_bytes = 0, guard_restores = 0;
+  std::uint64_t guard_waits = 0, guard_wait_ns = 0, guard_remap_ns = 0;
   std::uint64_t stall_ns = 0, ooms = 0, workspace_refusals = 0, episodes = 0;
   std::vector<vdnn_layer_stats> layers;
 

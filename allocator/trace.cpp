@@ -8,8 +8,8 @@ namespace vdnn {
 
 const char* trace_kind_name(TraceKind kind) {
   static constexpr std::array<const char*, static_cast<std::size_t>(TraceKind::kCount)> kNames{
-      "allocate", "free",  "save", "restore", "offload", "release",
-      "prefetch", "fetch", "drop", "keep",    "episode", "out_of_memory"};
+      "allocate", "free", "save", "restore", "offload",       "release", "prefetch",
+      "fetch",    "drop", "keep", "episode", "out_of_memory", "lend",    "return"};
   return kind < TraceKind::kCount ? kNames[static_cast<std::size_t>(kind)] : "unknown";
 }
 

@@ -23,6 +23,8 @@ enum class TraceKind : std::uint32_t {
   kKeep,      // a copy out was not needed: nobody took the frames
   kEpisode,
   kOutOfMemory,
+  kLend,    // a held block's frames are given away; its address shows host memory
+  kReturn,  // they are back
   kCount,
 };
 

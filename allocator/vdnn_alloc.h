@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define VDNN_ABI_VERSION 1
+#define VDNN_ABI_VERSION 2
 
 typedef enum {
   VDNN_OK = 0,
@@ -36,13 +36,22 @@ typedef enum {
                                are copied ahead of need (vDNN_dyn) */
 } vdnn_policy;
 
+/* Whether operators are watched, so that what the program holds may leave (the access guard). */
+typedef enum {
+  VDNN_GUARD_AUTO = 0, /* where what the program holds does not leave enough room */
+  VDNN_GUARD_ON = 1,
+  VDNN_GUARD_OFF = 2,
+} vdnn_guard_mode;
+
 typedef enum { VDNN_FORWARD = 0, VDNN_BACKWARD = 1, VDNN_OUTSIDE = 2 } vdnn_phase;
 
 typedef struct {
-  uint32_t abi_version;           /* VDNN_ABI_VERSION */
-  uint32_t backend;               /* vdnn_backend */
-  uint32_t policy;                /* vdnn_policy */
-  uint32_t check;                 /* 0-3; see check.hpp */
+  uint32_t abi_version; /* VDNN_ABI_VERSION */
+  uint32_t backend;     /* vdnn_backend */
+  uint32_t policy;      /* vdnn_policy */
+  uint32_t check;       /* 0-3; see check.hpp */
+  uint32_t guard;       /* vdnn_guard_mode */
+  uint32_t reserved;
   uint64_t budget_bytes;          /* device bytes per device, never passed */
   uint64_t host_budget_bytes;     /* page-locked bytes per device */
   uint64_t frame_bytes;           /* host backend only: 0 = budget / 512, at least 64 KiB */
@@ -93,6 +102,31 @@ void vdnn_set_use_count_reader(uint64_t (*reader)(const void* storage));
  * left, and its mapping is anybody's. Called with the device
  * locked; must not call back. Without it an address stays reserved until its storage dies. */
 void vdnn_set_storage_emptier(void (*emptier)(const void* storage));
+
+/* `switch_on(1)` must make every operator call vdnn_guard_begin before it touches its inputs, and
+ * vdnn_guard_end when it is over; `switch_on(0)` must end that. Called with nothing locked.
+ * `is_seen` returns 0 on a thread whose operators are not seen. Without them the guard stays off.
+ */
+void vdnn_set_guard_switch(void (*switch_on)(int is_on), int (*is_seen)(void));
+
+/* --- the access guard: what the glue calls around each operator ---------------------------- */
+
+typedef struct {
+  uint64_t address, generation;
+} vdnn_pin;
+
+#define VDNN_GUARD_EXEMPT \
+  1u /* what it touches is used beyond its end: it never leaves while held */
+
+/* True (1) while the guard is on for any device. One atomic load. */
+int vdnn_guard_is_on(void);
+/* An operator is about to touch the storages at `addresses`, on `stream`: what is away comes home,
+ * and all stay until vdnn_guard_end. Fills `pins`, which has room for `count`; returns how many.
+ * What cannot come home is remembered: this thread's next request or restore fails with it. */
+size_t vdnn_guard_begin(int device, const void* const* addresses, size_t count, void* stream,
+                        uint32_t flags, vdnn_pin* pins);
+/* The operator is over; its work was queued on `stream`. */
+void vdnn_guard_end(int device, const vdnn_pin* pins, size_t count, void* stream);
 
 /* --- what the controller calls ------------------------------------------------------------- */
 
@@ -160,9 +194,15 @@ typedef struct {
   uint64_t host_bytes, host_bytes_max, host_pinned_bytes; /* in use by host copies; page-locked */
   uint64_t offloaded_bytes, prefetched_bytes;             /* copied out and in since start */
   uint64_t offloads, prefetches, late_prefetches, dropped_prefetches, kept_offloads;
-  uint64_t allocations, frees, mapping_misses; /* misses: requests that built a mapping */
-  uint64_t first_miss_bytes;                   /* size of the first miss of this episode; 0 none */
-  uint64_t stall_ns;                           /* CPU time waited for copies inside our calls */
+  uint64_t allocations, frees, mapping_misses;  /* misses: requests that built a mapping */
+  uint64_t first_miss_bytes;                    /* size of the first miss of this episode; 0 none */
+  uint64_t stall_ns;                            /* CPU time waited for copies inside our calls */
+  uint64_t guarded_blocks;                      /* held by the program, and away now */
+  uint64_t guarded_out_bytes, guarded_in_bytes; /* of the copies, those of held blocks */
+  uint64_t guard_restores;                      /* held blocks that came home */
+  uint64_t guard_waits, guard_wait_ns;          /* of the CPU, for the device, for held blocks */
+  uint64_t guard_remap_ns;                      /* CPU time spent on what their addresses show */
+  uint64_t guard_is_on;
   uint64_t ooms, workspace_refusals, episodes;
   uint64_t driver_create, driver_release, driver_map, driver_set_access, driver_unmap, driver_pin;
   uint64_t driver_copies;
@@ -172,6 +212,7 @@ typedef struct {
   uint32_t layer, reserved;
   uint64_t owned_bytes, owned_bytes_max; /* live bytes of blocks born in this layer */
   uint64_t saved_bytes, offloaded_bytes, prefetched_bytes; /* since start */
+  uint64_t guarded_bytes; /* copied out while the program held them */
   uint64_t waited_ns, workspace_refusals;
 } vdnn_layer_stats;
 

@@ -20,10 +20,11 @@ ROOT = Path(__file__).parent.parent
 # (As text, for a list of this length would be laid out one word a line.)
 CORE_ROOMS = """
     vdnn_alloc check text driver
-    host_pages cuda_abi cuda_api cuda_driver host_stream host_memory host_driver
-    trace stats fence frame_pool mapping_cache best_fit heap host_pool
-    block block_table episode graph_pool device_state mover pressure placement prefetch
-    device device_stats graph_capture saved_blocks process error_border
+    host_pages cuda_abi cuda_api cuda_properties cuda_driver
+    host_stream host_backing host_memory host_driver
+    trace stats fence frame_pool mapping_cache best_fit heap host_pool backing_pool
+    block block_table episode graph_pool device_state mover held_blocks pressure placement prefetch
+    device device_stats graph_capture saved_blocks access_guard process error_border
     torch_entry control_api
 """.split()  # noqa: SIM905
 

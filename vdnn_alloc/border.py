@@ -13,7 +13,7 @@ import torch
 
 from vdnn_alloc.cuda_border import CudaBorder, visible_devices_hint
 from vdnn_alloc.errors import InstallError
-from vdnn_alloc.glue import load_glue
+from vdnn_alloc.glue import HOST_LIBRARIES, HOST_SOURCE, load_glue
 from vdnn_alloc.host_memory import available_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class HostBorder:
         return available_bytes()
 
     def load_glue(self, native: Native) -> Glue:
-        return load_glue("host_glue.cpp", ("c10",), native)
+        return load_glue(HOST_SOURCE, HOST_LIBRARIES, native)
 
     def install(self, glue: Glue) -> None:
         glue.install_cpu()

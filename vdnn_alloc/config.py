@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "VDNN_ALLOC"
 BACKENDS = ("auto", "host", "cuda")
+GUARDS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Config:
     """A name in vdnn_alloc.policies."""
     host_budget: int | None = None
     """Page-locked host bytes in all. None: 80 % of what the machine and its cgroup leave."""
+    guard: str = "auto"
+    """Whether operators are watched, so that tensors which the program holds may leave too: "on",
+    "off", or "auto": where the budget is short without (VDNN_ALLOC_GUARD in the environment is the
+    default)."""
     backend: str = "auto"
     """"cuda", "host" (a simulated device under CPU tensors), or "auto": cuda where there is one."""
     dump: str | None = None
@@ -57,7 +62,7 @@ def configure(
     environment = os.environ if environment is None else environment
     settings = parse_settings(environment.get(VARIABLE, ""))
     given = {key: value for key, value in arguments.items() if value is not None}
-    defaults = Config(check=_check_default(environment))
+    defaults = Config(check=_check_default(environment), guard=_guard_default(environment))
     return replace(defaults, **_parse_all({**settings, **given}))
 
 
@@ -138,6 +143,12 @@ def _parse_backend(value: object, key: str) -> str:
     return str(value)
 
 
+def _parse_guard(value: object, key: str) -> str:
+    if value not in GUARDS:
+        raise ConfigError(f"{key}={value}: no such choice; there are {', '.join(GUARDS)}")
+    return str(value)
+
+
 def _parse_path(value: object, key: str) -> str:
     del key  # any text is a path; whether it can be written shows at exit
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
@@ -147,6 +158,7 @@ _PARSERS: dict[str, Callable[[object, str], object]] = {
     "budget": _parse_size,
     "policy": _parse_policy,
     "host_budget": _parse_size,
+    "guard": _parse_guard,
     "backend": _parse_backend,
     "dump": _parse_path,
     "check": _parse_check,
@@ -158,6 +170,10 @@ _PARSERS: dict[str, Callable[[object, str], object]] = {
 
 def _key_list() -> str:
     return ", ".join(_PARSERS)
+
+
+def _guard_default(environment: Mapping[str, str]) -> str:
+    return _parse_guard(environment.get("VDNN_ALLOC_GUARD") or "auto", "VDNN_ALLOC_GUARD")
 
 
 def _check_default(environment: Mapping[str, str]) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vdnn_alloc.native import Glue, Native
 
 GLUE_SOURCE = "cuda_glue.cpp"
-GLUE_LIBRARIES = ("c10", "c10_cuda", "torch_cuda")
+GLUE_LIBRARIES = ("c10", "c10_cuda", "torch_cuda", "torch_cpu")
 
 # The first is read by torch from 2.10 on, the second by all; both hold key:value pairs.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

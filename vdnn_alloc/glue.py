@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from vdnn_alloc.native import Native
 
 CACHE_VARIABLE = "VDNN_ALLOC_CACHE"
-_HEADERS = ("vdnn_alloc.h", "storage.hpp", "torch_version.hpp", "cuda_allocator.hpp")
+HOST_SOURCE, HOST_LIBRARIES = "host_glue.cpp", ("c10", "torch_cpu")
+_SHARED_SOURCES = ("access_guard.cpp",)
+"""What every glue is made of besides its own file."""
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared")
 _TORCH = Path(torch.__file__).parent
 
@@ -61,7 +63,8 @@ def build(source: str, libraries: tuple[str, ...], flags: tuple[str, ...] = ()) 
     library = cache_directory() / f"{Path(source).stem}-{_key(sources, command + links)}.so"
     with _lock(library.with_suffix(".lock")):
         if not library.exists():
-            _compile([*command, str(sources[0]), *links], library)
+            compiled = [str(path) for path in sources if path.suffix == ".cpp"]
+            _compile([*command, *compiled, *links], library)
     return library
 
 
@@ -83,7 +86,7 @@ def cache_directory() -> Path:
 
 
 def _find_sources(source: str) -> list[Path]:
-    """The glue's source, then all headers it may need: in the repository, or installed."""
+    """The glue's sources, then all headers they may need: in the repository, or installed."""
     import vdnn_alloc
 
     allocator = Path(__file__).parent.parent / "allocator"
@@ -92,7 +95,8 @@ def _find_sources(source: str) -> list[Path]:
     for folders in (checkout, *installed):
         if (folders[0] / source).exists():
             headers = [*folders[0].glob("*.hpp"), folders[-1] / "vdnn_alloc.h"]
-            return [folders[0] / source, *sorted(headers)]
+            shared = [folders[0] / name for name in _SHARED_SOURCES]
+            return [folders[0] / source, *shared, *sorted(headers)]
     raise InstallError(f"{source}, a source of the torch glue, is not in {installed[0][0]}")
 
 

@@ -16,13 +16,14 @@ from vdnn_alloc.errors import BudgetError, ConfigError, DriverError, InstallErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY = "libvdnn_alloc.so"
 LIBRARY_VARIABLE = "VDNN_ALLOC_LIBRARY"
 """Environment variable: another build of the core, for its developers."""
 
 OK, OUT_OF_MEMORY, INVALID, DRIVER, HOST_OUT_OF_MEMORY = range(5)
 BACKENDS = {"host": 0, "cuda": 1}
+GUARDS = {"auto": 0, "on": 1, "off": 2}
 FORWARD, BACKWARD, OUTSIDE = range(3)
 SAVE_EAGER = 1
 
@@ -35,6 +36,7 @@ class NativeConfig(ctypes.Structure):
 
     _fields_ = [
         *((name, _u32) for name in ("abi_version", "backend", "policy", "check")),
+        *((name, _u32) for name in ("guard", "reserved")),
         *((name, _u64) for name in ("budget_bytes", "host_budget_bytes", "frame_bytes", "seed")),
         ("host_bytes_per_second", _u64),
     ]
@@ -67,11 +69,21 @@ class NativeStats(ctypes.Structure):
         *((name, _u64) for name in ("dropped_prefetches", "kept_offloads")),
         *((name, _u64) for name in ("allocations", "frees", "mapping_misses")),
         *((name, _u64) for name in ("first_miss_bytes", "stall_ns")),
+        ("guarded_blocks", _u64),
+        *((name, _u64) for name in ("guarded_out_bytes", "guarded_in_bytes", "guard_restores")),
+        *((name, _u64) for name in ("guard_waits", "guard_wait_ns", "guard_remap_ns")),
+        ("guard_is_on", _u64),
         *((name, _u64) for name in ("ooms", "workspace_refusals", "episodes")),
         *((name, _u64) for name in ("driver_create", "driver_release", "driver_map")),
         *((name, _u64) for name in ("driver_set_access", "driver_unmap", "driver_pin")),
         ("driver_copies", _u64),
     ]
+
+
+class Pin(ctypes.Structure):
+    """vdnn_pin."""
+
+    _fields_ = [("address", _u64), ("generation", _u64)]
 
 
 class NativeLayerStats(ctypes.Structure):
@@ -80,7 +92,7 @@ class NativeLayerStats(ctypes.Structure):
     _fields_ = [
         *((name, _u32) for name in ("layer", "reserved")),
         *((name, _u64) for name in ("owned_bytes", "owned_bytes_max", "saved_bytes")),
-        *((name, _u64) for name in ("offloaded_bytes", "prefetched_bytes")),
+        *((name, _u64) for name in ("offloaded_bytes", "prefetched_bytes", "guarded_bytes")),
         *((name, _u64) for name in ("waited_ns", "workspace_refusals")),
     ]
 

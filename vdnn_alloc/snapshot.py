@@ -28,6 +28,8 @@ class LayerStats:
     """Of those, copied to the host since start."""
     prefetched_bytes: int
     """Of those, copied back since start."""
+    guarded_bytes: int
+    """Copied to the host while the program held them (the access guard)."""
     waited_ns: int
     """Time that its backward waited for copies."""
     workspace_refusals: int
@@ -98,6 +100,21 @@ class Stats:
     """Size of the first such request of this episode; 0 if there was none."""
     stall_ns: int
     """CPU time that our calls waited for copies."""
+    guarded_blocks: int
+    """Tensors that the program holds and whose data is on the host."""
+    guarded_out_bytes: int
+    """Of offloaded_bytes, those of tensors that the program held."""
+    guarded_in_bytes: int
+    """Of prefetched_bytes, those that came home because an operator was about to use them."""
+    guard_restores: int
+    guard_waits: int
+    """Times that the CPU waited for the device, so that a held tensor could leave or come home."""
+    guard_wait_ns: int
+    guard_remap_ns: int
+    """CPU time spent on changing what their addresses show."""
+    guard_is_on: int
+    """1 while operators are watched."""
+
     ooms: int
     """Requests that the budget could not serve."""
     workspace_refusals: int

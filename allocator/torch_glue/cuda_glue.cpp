@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "access_guard.hpp"
 #include "cuda_allocator.hpp"
 #include "storage.hpp"
 
@@ -53,6 +54,8 @@ int vdnn_glue_install_cuda(int device_count) {
   vdnn_set_use_count_reader(&read_use_count);
   vdnn_set_storage_emptier(
       [](const void* storage) { cuda_allocator().expect_no_free(empty_storage(storage)); });
+  offer_access_guard(
+      {c10::DeviceType::CUDA, [](int device) -> void* { return current_stream(device); }});
   return VDNN_OK;
 }
 

@@ -1,11 +1,13 @@
 // The host half of the torch border: makes the core torch's CPU allocator. Compiled with g++
-// against the installed torch at first use (vdnn_alloc/glue.py); links nothing but libc10, and
-// finds the core's symbols in the process, where native.py has loaded them.
+// against the installed torch at first use (vdnn_alloc/glue.py); links libc10 and, for the access
+// guard, libtorch_cpu, and finds the core's symbols in the process, where native.py has loaded
+// them.
 //
 // The C functions below are the border that Python sees. cuda_glue.cpp exports the same ones for
 // a GPU, where it also finds the current stream; here the stream is NULL, the calling thread.
 #include <c10/core/CPUAllocator.h>
 
+#include "access_guard.hpp"
 #include "storage.hpp"
 
 namespace vdnn::glue {
@@ -65,6 +67,7 @@ int vdnn_glue_install_cpu(void) {
   vdnn_set_error_thrower(&throw_torch_error);
   vdnn_set_use_count_reader(&read_use_count);
   vdnn_set_storage_emptier([](const void* storage) { empty_storage(storage); });
+  offer_access_guard({c10::DeviceType::CPU, [](int) -> void* { return nullptr; }});
   c10::SetCPUAllocator(&host_allocator(), /*priority=*/100);
   return VDNN_OK;
 }

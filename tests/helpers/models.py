@@ -170,6 +170,73 @@ class UNet(nn.Module):
         return torch.as_tensor(self.head(deep))
 
 
+class FlatUNet(nn.Module):
+    """A U-Net as it is often written: every feature map is a local of forward() until it returns.
+
+    So nobody but the access guard can let one leave before that.
+    """
+
+    def __init__(self, width: int = 16, depth: int = 6) -> None:
+        super().__init__()
+        self.down1 = self.stage(3, width, depth)
+        self.down2 = self.stage(width, width, depth)
+        self.bottom = self.stage(width, width, depth)
+        self.up2 = self.stage(2 * width, width, depth)
+        self.up1 = self.stage(2 * width, width, depth)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(5 * depth))
+        self.head = nn.Conv2d(width, 1, 1)
+
+    @staticmethod
+    def stage(inputs: int, outputs: int, depth: int) -> nn.ModuleList:
+        """Convolutions of one resolution."""
+        widths = [inputs] + [outputs] * (depth - 1)
+        return nn.ModuleList(nn.Conv2d(width, outputs, 3, padding=1) for width in widths)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        held: list[Tensor] = []
+        norms = iter(self.norms)
+
+        def run(stage: nn.ModuleList, x: Tensor) -> Tensor:
+            for convolution in stage:
+                y = convolution(x)
+                x = functional.relu(next(norms)(y))
+                held.extend((y, x))
+            return x
+
+        skip1 = run(self.down1, picture)
+        skip2 = run(self.down2, functional.max_pool2d(skip1, 2))
+        deep = run(self.bottom, functional.max_pool2d(skip2, 2))
+        up = functional.interpolate(deep, scale_factor=2.0)
+        up = run(self.up2, torch.cat([up, skip2], 1))
+        up = functional.interpolate(up, scale_factor=2.0)
+        up = run(self.up1, torch.cat([up, skip1], 1))
+        return torch.as_tensor(self.head(up))
+
+
+class KeepsItsFeatures(nn.Module):
+    """Leaves every feature map on itself until the next call, for whoever computes the loss."""
+
+    def __init__(self, width: int = 32, depth: int = 40) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.features: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = []
+        for layer in self.layers:
+            x = torch.tanh(1.2 * layer(x) + 0.1 * x)
+            self.features.append(x)
+        return x
+
+
+def match_features(model: nn.Module, batch: Batch) -> Tensor:
+    """The distance to the target, and the means of some feature maps."""
+    assert isinstance(model, KeepsItsFeatures)
+    distance = functional.mse_loss(model(batch[0]), batch[1])
+    means = torch.stack([feature.mean() for feature in model.features[::10]])
+    return distance + means.square().sum()
+
+
 class Recurrent(nn.Module):
     """A stack of LSTM layers over a sequence, and a classifier over its last state.
 
@@ -221,4 +288,10 @@ WORKLOADS: dict[str, Workload] = {
     "transformer": Workload(Transformer, sequences(32, 32, 64), classify),
     "twice": Workload(lambda: vgg(depths=(14, 14)), images(32), classify_both_halves),
     "chain": Workload(deep_chain, rows(2048, 32), match, is_chain=True),
+}
+
+# What holds its feature maps, so that only the access guard lets them leave within a forward.
+HOLDING: dict[str, Workload] = {
+    "flat_unet": Workload(FlatUNet, pictures_and_masks(8), match),
+    "on_self": Workload(KeepsItsFeatures, rows(2048, 32), match_features),
 }

@@ -18,10 +18,11 @@ import torch
 
 from tests.helpers import fresh
 from tests.helpers.compare import Outcome, arrays, differences, stats_row
-from tests.helpers.models import WORKLOADS
+from tests.helpers.models import HOLDING, WORKLOADS
 
 AMPLE_BYTES = 1 << 30  # a budget that no model here fills
 OPTIMIZERS = ("sgd", "adam")
+MODELS = {**WORKLOADS, **HOLDING}
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Job:
     seed: int = 0
     check: int = 1
     frame_bytes: int | None = None  # None: what install() chooses
+    guard: str = "auto"
     fixed_batch: bool = False  # the same tensors in every step, as in a loop that changes nothing
 
     def settings(self) -> fresh.Settings | None:
@@ -48,6 +50,7 @@ class Job:
             "seed": self.seed,
             "check": self.check,
             "frame": self.frame_bytes,
+            "guard": self.guard,
         }
 
 
@@ -61,7 +64,7 @@ def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 def train(job: Job) -> Outcome:
     """The training loop that everybody writes, in this process."""
     torch.manual_seed(1234)
-    workload, outcome = WORKLOADS[job.model], Outcome()
+    workload, outcome = MODELS[job.model], Outcome()
     model = workload.build()
     optimizer = make_optimizer(job.optimizer, model)
     batch = workload.batch(torch.Generator().manual_seed(0)) if job.fixed_batch else None
@@ -142,18 +145,19 @@ def command(job: Job, percent: int) -> str:
     return (
         f"python -m tests.helpers.run_training --model {job.model} --optimizer {job.optimizer}"
         f" --budget {percent}% --policy {job.policy} --seed {job.seed} --check {job.check}"
-        + (f" --frame {job.frame_bytes}" if job.frame_bytes else "")
+        f" --guard {job.guard}" + (f" --frame {job.frame_bytes}" if job.frame_bytes else "")
     )
 
 
 def main() -> int:
     """Trains twice, prints the bytes and the differences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=WORKLOADS, required=True)
+    parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--budget", default="60%", help="a share of the peak, or bytes")
     parser.add_argument("--policy", default="dyn")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--guard", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=int, default=1)
     parser.add_argument("--frame", type=int, help="bytes of one frame")
@@ -166,6 +170,7 @@ def main() -> int:
         seed=args.seed,
         check=args.check,
         frame_bytes=args.frame,
+        guard=args.guard,
     )
     if args.budget.endswith("%"):
         job = at_share(job, int(args.budget[:-1]))

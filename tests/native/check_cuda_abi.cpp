@@ -51,9 +51,13 @@ static_assert(kStreamCaptureImplicit == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 static_assert(kVirtualMemorySupported == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kGpuDirectRdmaWithVmmSupported ==
               CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+static_assert(kHostNumaId == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+static_assert(kHostNumaVirtualMemorySupported ==
+              CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kAllocationTypePinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kHandleTypeNone == CU_MEM_HANDLE_TYPE_NONE);
 static_assert(kLocationTypeDevice == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(kLocationTypeHostNuma == CU_MEM_LOCATION_TYPE_HOST_NUMA);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kGranularityRecommended == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);

@@ -48,6 +48,30 @@ class ForwardingDriver : public Driver {
   }
   [[nodiscard]] void* pin(std::size_t bytes) override { return driver_->pin(bytes); }
   void unpin(void* host, std::size_t bytes) noexcept override { driver_->unpin(host, bytes); }
+  [[nodiscard]] bool can_back() override { return driver_->can_back(); }
+  [[nodiscard]] Backing create_backing(std::size_t bytes) override {
+    return driver_->create_backing(bytes);
+  }
+  void release_backing(const Backing& backing) noexcept override {
+    driver_->release_backing(backing);
+  }
+  void show_backing(Addr range, std::span<const Handle> frames, const Backing& backing) override {
+    driver_->show_backing(range, frames, backing);
+  }
+  void show_frames(Addr range, const Backing& backing, std::span<const Handle> frames) override {
+    driver_->show_frames(range, backing, frames);
+  }
+  void hide_backing(Addr range, const Backing& backing) noexcept override {
+    driver_->hide_backing(range, backing);
+  }
+  void copy_to_backing(const Backing& backing, Addr device, std::size_t bytes,
+                       Stream stream) override {
+    driver_->copy_to_backing(backing, device, bytes, stream);
+  }
+  void copy_from_backing(Addr device, const Backing& backing, std::size_t bytes,
+                         Stream stream) override {
+    driver_->copy_from_backing(device, backing, bytes, stream);
+  }
   [[nodiscard]] bool is_capturing(Stream stream) override { return driver_->is_capturing(stream); }
 
  protected:

@@ -20,9 +20,12 @@ inline constexpr Result kInvalidValue = 1, kInvalidContext = 201, kCaptureUnsupp
 
 inline char context;  // of every device: its address is all that matters
 inline std::size_t frames_in_use = 0;
-inline std::map<DevicePtr, AllocationHandle> mapped;  // by the address of each frame
-inline bool work_is_done = false;                     // what an event query answers
-inline Result exiting = kSuccess;                     // what record and wait answer
+inline std::map<DevicePtr, AllocationHandle> mapped;         // by the address of each frame
+inline std::map<AllocationHandle, std::size_t> host_pieces;  // host-located: handle -> bytes
+inline AllocationHandle refused_map = 0;                     // cuMemMap of this handle fails
+inline bool refuses_every_map = false;
+inline bool work_is_done = false;  // what an event query answers
+inline Result exiting = kSuccess;  // what record and wait answer
 inline thread_local Context current = nullptr;
 inline thread_local int capture_mode = 0;
 
@@ -62,16 +65,25 @@ Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
 }
 Result cuMemGetAllocationGranularity(std::size_t* bytes, const AllocationProp* prop, int) {
   *bytes = kFrame / 2;
-  return prop->location.type == kLocationTypeDevice ? kSuccess : kInvalidValue;
+  const int type = prop->location.type;
+  return type == kLocationTypeDevice || type == kLocationTypeHostNuma ? kSuccess : kInvalidValue;
 }
-Result cuMemCreate(AllocationHandle* frame, std::size_t bytes, const AllocationProp*,
+Result cuMemCreate(AllocationHandle* frame, std::size_t bytes, const AllocationProp* prop,
                    unsigned long long) {
+  if (prop->location.type == kLocationTypeHostNuma) {
+    *frame = 1000 + host_pieces.size();
+    host_pieces[*frame] = bytes;
+    return unsafe();
+  }
   if (bytes != kFrame) return kInvalidValue;
   if (frames_in_use == kFrames) return kOutOfMemory;
   *frame = ++frames_in_use;
   return unsafe();
 }
-Result cuMemRelease(AllocationHandle) { return --frames_in_use, unsafe(); }
+Result cuMemRelease(AllocationHandle handle) {
+  if (host_pieces.erase(handle) == 0) --frames_in_use;
+  return unsafe();
+}
 Result cuMemAddressReserve(DevicePtr* range, std::size_t bytes, std::size_t alignment, DevicePtr,
                            unsigned long long) {
   *range = reinterpret_cast<DevicePtr>(std::aligned_alloc(alignment, bytes));
@@ -80,9 +92,12 @@ Result cuMemAddressReserve(DevicePtr* range, std::size_t bytes, std::size_t alig
 Result cuMemAddressFree(DevicePtr range, std::size_t) {
   return std::free(reinterpret_cast<void*>(range)), unsafe();
 }
-Result cuMemMap(DevicePtr at, std::size_t, std::size_t, AllocationHandle frame,
+Result cuMemMap(DevicePtr range, std::size_t bytes, std::size_t, AllocationHandle handle,
                 unsigned long long) {
-  if (frame == 0 || !mapped.emplace(at, frame).second) return kInvalidValue;
+  if (handle == 0 || handle == refused_map || refuses_every_map) return kInvalidValue;
+  for (DevicePtr at = range; at < range + bytes; at += kFrame) {
+    if (!mapped.emplace(at, handle).second) return kInvalidValue;
+  }
   return unsafe();
 }
 Result cuMemUnmap(DevicePtr range, std::size_t bytes) {
@@ -115,6 +130,10 @@ Result cuEventDestroy_v2(CuEvent) { return in_context(); }
 Result cuEventRecord(CuEvent, CuStream) { return exiting != kSuccess ? exiting : in_context(); }
 Result cuEventQuery(CuEvent) { return work_is_done ? unsafe() : kNotReady; }
 Result cuEventSynchronize(CuEvent) { return work_is_done = true, unsafe(); }
+Result cuMemcpyAsync(DevicePtr to, DevicePtr from, std::size_t bytes, CuStream) {
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+  return in_context();
+}
 Result cuMemcpyDtoHAsync_v2(void* host, DevicePtr device, std::size_t bytes, CuStream) {
   return std::memcpy(host, reinterpret_cast<void*>(device), bytes), in_context();
 }

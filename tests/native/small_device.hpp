@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
+#include <memory>
 
 #include "fake_torch.hpp"
 #include "test_case.hpp"
@@ -15,6 +17,8 @@ struct SmallDeviceOptions {
   std::uint32_t policy = VDNN_POLICY_PRESSURE;
   std::size_t host_budget_bytes = std::size_t{16} << 20;
   std::uint64_t seed = 0;
+  // Puts something between the device and its driver.
+  std::function<std::unique_ptr<Driver>(std::unique_ptr<HostDriver>)> wrap = nullptr;
 };
 
 // Storages are kept by number; a saved one is dropped by the program at once, so it is cold.
@@ -28,7 +32,13 @@ class SmallDevice {
     vdnn_config config{};
     config.policy = options.policy;
     config.budget_bytes = budget_bytes;
-    device = std::make_unique<Device>(0, std::move(made), config, options.host_budget_bytes);
+    std::unique_ptr<Driver> used;
+    if (options.wrap) {
+      used = options.wrap(std::move(made));
+    } else {
+      used = std::move(made);
+    }
+    device = std::make_unique<Device>(0, std::move(used), config, options.host_budget_bytes);
     stream = driver->create_stream();
     Mover::set_use_count_reader(read_holders);
     device->begin_episode(0, 0, {});

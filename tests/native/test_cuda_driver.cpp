@@ -95,6 +95,66 @@ TEST(a_map_that_fails_half_way_leaves_nothing_mapped) {
   gpu().release_frame(frame);
 }
 
+// Two frames behind a range, and host memory that can take their place.
+struct Backed {
+  std::vector<Handle> frames{gpu().create_frame(), gpu().create_frame()};
+  Addr range = gpu().reserve(2 * fake::kFrame);
+  vdnn::Backing backing = gpu().create_backing(fake::kFrame);
+
+  Backed() { gpu().map(range, frames); }
+  ~Backed() {
+    fake::refused_map = 0;
+    gpu().release_backing(backing);
+    gpu().unreserve(range, 2 * fake::kFrame);
+    for (const Handle frame : frames) gpu().release_frame(frame);
+  }
+  [[nodiscard]] static Handle at(Addr address) {
+    const auto found = fake::mapped.find(address);
+    return found == fake::mapped.end() ? 0 : found->second;
+  }
+};
+
+TEST(host_memory_takes_the_place_of_frames_and_they_come_back) {
+  {
+    Backed backed;
+    EXPECT(gpu().can_back());
+    gpu().show_backing(backed.range, backed.frames, backed.backing);
+    EXPECT(Backed::at(backed.range) == backed.backing.handle);
+    EXPECT(Backed::at(backed.range + fake::kFrame) == 0);
+
+    gpu().show_frames(backed.range, backed.backing, std::span(backed.frames).first(1));
+    EXPECT(Backed::at(backed.range) == backed.frames[0]);
+    gpu().show_backing(backed.range, std::span(backed.frames).first(1), backed.backing);
+    gpu().hide_backing(backed.range, backed.backing);
+    EXPECT(Backed::at(backed.range) == 0);
+    EXPECT(thread_is_as_it_was());
+  }
+  EXPECT(fake::mapped.empty() && fake::host_pieces.empty());
+}
+
+TEST(a_range_shows_what_it_showed_when_the_other_memory_is_refused) {
+  Backed backed;
+  fake::refused_map = backed.backing.handle;
+  const auto send = [&] { gpu().show_backing(backed.range, backed.frames, backed.backing); };
+  EXPECT(says(error_of(send), "cuMemMap"));
+  EXPECT(Backed::at(backed.range + fake::kFrame) == backed.frames[1]);
+
+  fake::refused_map = 0;
+  send();
+  fake::refused_map = backed.frames[0];
+  const auto fetch = [&] {
+    gpu().show_frames(backed.range, backed.backing, std::span(backed.frames).first(1));
+  };
+  EXPECT(says(error_of(fetch), "cuMemMap"));
+  EXPECT(Backed::at(backed.range) == backed.backing.handle);
+
+  // A device that refuses the one and the other, one after the other.
+  fake::refuses_every_map = true;
+  EXPECT_THROWS(vdnn::RangeLost, (fetch(), 0));
+  fake::refuses_every_map = false;
+  EXPECT(Backed::at(backed.range) == 0);
+}
+
 TEST(a_full_device_says_how_much_there_is) {
   std::vector<Handle> frames;
   std::string text;

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from vdnn_alloc.config import BACKENDS, Config, configure, describe, is_enabled, parse_settings
+from vdnn_alloc.config import (
+    BACKENDS,
+    GUARDS,
+    Config,
+    configure,
+    describe,
+    is_enabled,
+    parse_settings,
+)
 from vdnn_alloc.errors import ConfigError
 from vdnn_alloc.policies import POLICIES
 
@@ -17,7 +25,7 @@ def with_variable(text: str, **arguments: object) -> Config:
 
 def test_every_key_of_the_variable_is_read() -> None:
     text = (
-        "budget=12GiB, policy=conv,host_budget=64GiB,backend=host,dump=run.json,"
+        "budget=12GiB, policy=conv,host_budget=64GiB,backend=host,dump=run.json,guard=on,"
         "check=2,seed=7,frame=128KiB,host_bandwidth=2GB"
     )
 
@@ -25,6 +33,7 @@ def test_every_key_of_the_variable_is_read() -> None:
         budget=12 << 30,
         policy="conv",
         host_budget=64 << 30,
+        guard="on",
         backend="host",
         dump="run.json",
         check=2,
@@ -55,6 +64,15 @@ def test_arguments_hold_over_the_variable_and_that_over_the_defaults() -> None:
     assert config.backend == "auto"
 
 
+def test_the_guard_has_a_variable_of_its_own_for_its_default() -> None:
+    environment = {"VDNN_ALLOC_GUARD": "off"}
+
+    assert configure({}, environment).guard == "off"
+    assert configure({"guard": "on"}, environment).guard == "on"
+    with pytest.raises(ConfigError, match="VDNN_ALLOC_GUARD=maybe"):
+        configure({}, {"VDNN_ALLOC_GUARD": "maybe"})
+
+
 def test_a_number_in_python_is_bytes() -> None:
     assert with_variable("", budget=984).budget == 984
 
@@ -69,6 +87,7 @@ def test_a_number_in_python_is_bytes() -> None:
         ("budget=1GiB,budget=2GiB", ["twice"]),
         ("policy=magic", ["magic", *POLICIES]),
         ("backend=tpu", ["tpu", *BACKENDS]),
+        ("guard=maybe", ["maybe", *GUARDS]),
         ("check=4", ["0 to 3"]),
         ("seed=-1", ["seed=-1", "zero or above"]),
         ("frame=-4KiB", ["frame=-4KiB", "above zero"]),

@@ -11,7 +11,7 @@ import pytest
 from vdnn_alloc.reports import json_file
 from vdnn_alloc.snapshot import LayerStats, Stats
 
-LAYER = LayerStats(1, "VGG.features.0", *range(10, 17))
+LAYER = LayerStats(1, "VGG.features.0", *range(10, 18))
 
 
 def numbered() -> Stats:

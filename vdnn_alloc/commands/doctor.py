@@ -48,9 +48,9 @@ def _core() -> str:
 
 
 def _glue() -> str:
-    from vdnn_alloc.glue import build
+    from vdnn_alloc.glue import HOST_LIBRARIES, HOST_SOURCE, build
 
-    return str(build("host_glue.cpp", ("c10",)))
+    return str(build(HOST_SOURCE, HOST_LIBRARIES))
 
 
 def _host_memory() -> str:

@@ -32,6 +32,10 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("dropped_prefetches", "kept_offloads"),
     ),
     "stalls": ("stall_ns",),
+    "guard": (
+        *("guarded_blocks", "guarded_out_bytes", "guarded_in_bytes", "guard_restores"),
+        *("guard_waits", "guard_wait_ns", "guard_remap_ns", "guard_is_on"),
+    ),
     "workspaces": ("workspace_refusals",),
 }
 
