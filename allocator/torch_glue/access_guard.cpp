@@ -45,9 +45,9 @@ bool is_view_of_input(const c10::FunctionSchema& schema) {
 Kind classify(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   if (name.starts_with("c10d") || name.starts_with("_c10d")) return Kind::kShares;
+  if (!name.starts_with("aten::")) return Kind::kTouches;
   const auto schema = function.operator_schema();  // a copy, and dear: once for each operator
-  const bool is_atens = name.starts_with("aten::") && schema.has_value();
-  return is_atens && is_view_of_input(*schema) ? Kind::kLooks : Kind::kTouches;
+  return schema.has_value() && is_view_of_input(*schema) ? Kind::kLooks : Kind::kTouches;
 }
 
 // A name lies in its operator's schema, and aten's are never taken down.
@@ -81,10 +81,8 @@ class Touched {
   void add(const c10::IValue& value) {
     if (value.isTensor()) {
       add(value.unsafeToTensorImpl());
-    } else if (value.isList()) {
-      for (const c10::IValue& element : value.toListRef()) {
-        if (element.isTensor()) add(element.unsafeToTensorImpl());
-      }
+    } else if (value.isList()) {  // or a list of lists: what collectives gather
+      for (const c10::IValue& element : value.toListRef()) add(element);
     }
   }
   void add(const c10::TensorImpl* tensor) {

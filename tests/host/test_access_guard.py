@@ -273,6 +273,26 @@ def test_what_operators_read_came_home_first() -> None:
     assert ours.stats["guarded_in_bytes"] > 0
 
 
+def read_lists_of_lists() -> tuple[int, int]:
+    """How many are away before and after an operator that takes them as collectives take theirs."""
+    import vdnn_alloc
+
+    torch.library.define("probe::gather", "(Tensor[][] lists, Tensor own) -> Tensor")
+    torch.library.impl("probe::gather", "cpu", lambda lists, own: lists[0][0].sum() + own)
+    _, held = features()
+    before = vdnn_alloc.stats().guarded_blocks
+    with torch.no_grad():
+        torch.ops.probe.gather([held[:2], held[2:4]], torch.ones(1))
+    return before, vdnn_alloc.stats().guarded_blocks
+
+
+def test_what_lies_in_lists_of_lists_comes_home() -> None:
+    ours = fresh.call(read_lists_of_lists, install=TIGHT)
+
+    assert ours.stats is not None
+    assert ours.stats["guard_restores"] >= 4
+
+
 def read_by_address() -> tuple[int, int]:
     """How many are away before and after the bytes of all are read past the operators."""
     import vdnn_alloc
