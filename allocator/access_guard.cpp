@@ -140,12 +140,17 @@ void Device::decide_guard() {
 
 void Device::decide_guard_anew() {
   if (state_.config.guard != VDNN_GUARD_AUTO) return;
+  state_.guard.is_wanted = is_anybody_away();
+  looks_to_skip_ = 0;
+  decide_guard();
+}
+
+// Or on the way: another thread may be sending one out, with the lock dropped.
+bool Device::is_anybody_away() const {
   const auto is_backed = [](const auto& entry) {
     return entry.second->state == BlockState::kBacked;
   };
-  state_.guard.is_wanted = std::ranges::any_of(state_.table.offloaded(), is_backed);
-  looks_to_skip_ = 0;
-  decide_guard();
+  return held_.is_moving() || std::ranges::any_of(state_.table.offloaded(), is_backed);
 }
 
 bool Device::set_guard(bool is_on) {
@@ -155,6 +160,7 @@ bool Device::set_guard(bool is_on) {
     guard.covers_all = !has_several_threads_;
     guard.since_call = state_.clock.calls();
   }
+  guard.is_wanted = guard.is_wanted || (guard.is_on && is_anybody_away());
   guard.is_on = is_on || guard.is_wanted;
   return guard.is_on;
 }

@@ -40,14 +40,14 @@ void BackingPool::release(std::size_t index) {
   host_.unreserve(backing.bytes);
 }
 
-void BackingPool::reserve(std::size_t bytes) {
-  for (std::size_t i = pieces_.size(); i-- > 0;) {
-    try {
-      return host_.reserve(bytes);
-    } catch (const HostMemoryError&) {
-      if (pieces_[i]->is_idle && clock_.is_complete(pieces_[i]->last_use)) release(i);
-    }
+void BackingPool::release_idle(std::size_t bytes) {
+  for (std::size_t i = pieces_.size(); i-- > 0 && host_.left_bytes() < bytes;) {
+    if (pieces_[i]->is_idle && clock_.is_complete(pieces_[i]->last_use)) release(i);
   }
+}
+
+void BackingPool::reserve(std::size_t bytes) {
+  release_idle(bytes);
   host_.reserve(bytes);
 }
 

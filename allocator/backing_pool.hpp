@@ -24,6 +24,8 @@ class BackingPool {
   // `fence` is the last use. No range may show it.
   void give_back(Backing* backing, const Fence& fence);
 
+  // Releases idle pieces until the budget has room for so many bytes, or none is left.
+  void release_idle(std::size_t bytes);
   // Growing, in three parts, as in the host pool. Pieces of other sizes that are idle go first.
   void reserve(std::size_t bytes);
   [[nodiscard]] Backing create(std::size_t bytes) { return driver_.create_backing(bytes); }

@@ -101,6 +101,7 @@ class Device {
   void decide_guard();
   void decide_guard_anew();  // at the begin of an episode, where it may go off
   [[nodiscard]] bool is_time_to_look();
+  [[nodiscard]] bool is_anybody_away() const;
   [[nodiscard]] std::uint64_t home(Block& block, const Place& place, Lock& lock);
   [[nodiscard]] Block& allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock);
   void wait_for_slab(const Place& place, std::size_t frames, StreamIndex stream, Lock& lock);

@@ -47,9 +47,13 @@ void HostPool::free(void* host, const Fence& fence) {
   sizes_.erase(it);
 }
 
+std::size_t HostPool::left_bytes() const {
+  return (budget_bytes_ - std::min(budget_bytes_, pinned_bytes_)) / kAlignment * kAlignment;
+}
+
 // The budget that is left, which is at least `bytes`.
 std::size_t HostPool::require(std::size_t bytes) const {
-  const std::size_t left = budget_bytes_ - std::min(budget_bytes_, pinned_bytes_);
+  const std::size_t left = left_bytes();
   if (bytes <= left) return left;
   throw HostMemoryError("host memory: asked for " + format_bytes(bytes) + " to offload into, " +
                         format_bytes(left) + " are left of the host budget of " +
@@ -65,8 +69,7 @@ std::size_t HostPool::reserve_slab(std::size_t bytes) {
   const std::size_t need = fit_.rounded(bytes);
   const std::size_t left = require(need);
   const std::size_t grown = std::clamp(pinned_bytes_ / 4, kSmallestSlab, kLargestSlab);
-  const std::size_t slab =
-      std::min(std::max(need, fit_.rounded(grown)), left / kAlignment * kAlignment);
+  const std::size_t slab = std::min(std::max(need, fit_.rounded(grown)), left);
   pinned_bytes_ += slab;
   return slab;
 }

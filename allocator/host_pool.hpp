@@ -44,6 +44,8 @@ class HostPool {
   [[nodiscard]] std::size_t used_bytes() const { return fit_.used_bytes() - quarantined_bytes_; }
   [[nodiscard]] std::size_t pinned_bytes() const { return pinned_bytes_; }
   [[nodiscard]] std::size_t budget_bytes() const { return budget_bytes_; }
+  // Of the budget, in whole pieces of kAlignment: what can still be pinned.
+  [[nodiscard]] std::size_t left_bytes() const;
 
  private:
   [[nodiscard]] std::size_t require(std::size_t bytes) const;

@@ -24,9 +24,10 @@ constexpr std::size_t kHeldEighthsIfKnown = 6;
 void Pressure::set_thread_is_seen(int (*is_seen)()) noexcept { thread_is_seen = is_seen; }
 
 void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock) {
-  if (state_.captures > 0) fail(bytes, "");  // nothing may move or be waited for
   std::string host_refusal;
   for (;;) {
+    // Nothing may move or be waited for. Asked each time: one may begin while the lock is dropped.
+    if (state_.captures > 0) fail(bytes, "");
     const std::size_t usable = state_.pool.usable_count(stream, true);
     if (usable >= frames) return;
     if (state_.pool.unowned() >= frames) {
@@ -158,6 +159,8 @@ bool Pressure::find_host_room(const Choice& choice, std::vector<void*>& rooms,
 }
 
 void Pressure::grow_host(std::size_t bytes, Lock& lock) {
+  held_.sweep();
+  state_.backings.release_idle(bytes);
   const std::size_t slab_bytes = state_.host.reserve_slab(bytes);
   void* host = nullptr;
   lock.unlock();

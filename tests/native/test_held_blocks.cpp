@@ -261,5 +261,57 @@ TEST(without_host_memory_held_blocks_stay_and_the_error_says_host) {
   EXPECT(small.holds_everywhere(address, 8, 41));
 }
 
+// One budget for two kinds of host memory: what one kind has idle serves the other.
+TEST(host_memory_that_no_address_shows_serves_cold_blocks) {
+  WatchedDevice small({.host_budget_bytes = 8 * kFrame});
+  small.send_away(0, 8, 41);
+  small.free(0);
+  small.synchronize();
+  const Addr cold = small.save(1, 8, 42).address;
+
+  void* const all = small.allocate(16);
+
+  EXPECT(small.stats().offloaded_blocks == 1);
+  EXPECT(small.stats().host_pinned_bytes <= 8 * kFrame);
+  small.device->free(all, small.stream);
+  small.restore(1, 8, 42);
+  EXPECT(small.storages.at(1).address != cold);
+}
+
+// Rule 9: a capture may begin while a request waits; from then on nobody leaves for it.
+TEST(nobody_leaves_for_a_request_in_which_a_capture_begins) {
+  Interrupted interrupted;
+  WatchedDevice& small = interrupted.small;
+  small.save(0, 8, 41, true);
+  const Addr cold = small.save(1, 8, 42).address;
+  interrupted.driver->act = [&] {
+    small.device->begin_capture(5);
+    small.free(0);
+  };
+
+  EXPECT_THROWS(OutOfMemory, small.allocate(16));
+
+  EXPECT(small.stats().offloaded_blocks == 0);
+  EXPECT(small.holds_everywhere(cold, 8, 42));
+  small.device->end_capture();
+}
+
+// Rule 2: nobody is away whose readers are not watched.
+TEST(the_guard_stays_on_while_a_block_leaves) {
+  Interrupted interrupted;
+  WatchedDevice& small = interrupted.small;
+  const Addr address = small.save(0, 8, 41, true).address;
+  interrupted.driver->act = [&] {
+    small.device->begin_episode(1, 2, {});  // of a step that needs no guard
+    (void)small.device->set_guard(small.device->wants_guard());
+  };
+
+  small.device->free(small.allocate(16), small.stream);
+
+  EXPECT(small.stats().guarded_blocks == 1);
+  EXPECT(small.device->guard_is_on());
+  EXPECT(small.reads(address, 8, 41));
+}
+
 }  // namespace
 }  // namespace vdnn::test
