@@ -55,9 +55,12 @@ std::size_t Device::guard_begin(std::span<const void* const> addresses, Stream s
     const StreamIndex consumer = state_.clock.index_of(stream);
     for (const void* address : addresses) {
       or_later([&] {
-        Block* const block = bring_home(reinterpret_cast<Addr>(address), consumer, waits, lock);
+        const auto base = reinterpret_cast<Addr>(address);
+        if (Block* const shared = is_exempt ? settled_block(base, lock) : nullptr) {
+          shared->is_exempt = true;  // also if it cannot come home: it is not sent out again
+        }
+        Block* const block = bring_home(base, consumer, waits, lock);
         if (block == nullptr) return;
-        block->is_exempt = block->is_exempt || is_exempt;
         ++block->pins;
         pins[count++] = {.address = block->address, .generation = block->generation};
       });

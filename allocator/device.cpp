@@ -204,7 +204,8 @@ void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream)
 void Device::free(void* address, Stream stream) {
   Lock lock(state_.mutex);
   Block* block = settled_block(reinterpret_cast<Addr>(address), lock);
-  VDNN_ASSERT(block != nullptr, "an address is freed that was never handed out");
+  VDNN_ASSERT(block != nullptr && block->address == reinterpret_cast<Addr>(address),
+              "an address is freed that was never handed out");
   block->storage = nullptr;  // it dies with this call
   try {
     arrive(stream);

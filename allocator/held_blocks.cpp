@@ -90,8 +90,8 @@ Block* HeldBlocks::leaving(const Departure& departure) const {
   return is_same ? block : nullptr;
 }
 
-// Work that nobody saw may read any address on any stream, so the CPU waits for all of them: the
-// one wait that a request may have to make. It ends at once where nothing is under way.
+// Work that nobody saw may read any address on any stream, so the CPU waits for all that are known:
+// the one wait that a request may have to make. It ends at once where nothing is under way.
 void HeldBlocks::wait_for_device(Lock& lock) {
   const std::vector<Point> points = state_.clock.record_all();
   std::vector<SharedEvent> events;

@@ -3,10 +3,10 @@
 // data until they are back.
 //
 // They leave in two phases. First a copy out, behind all work on the block; its mapping is not
-// touched. Then the CPU waits for every stream, with the lock dropped, and only what nobody touched
-// meanwhile is given host memory behind its address. The way back is the same in reverse. Nothing
-// is started ahead of need: a writer that passes no dispatcher, between the copy and the switch,
-// would be lost, and nobody could tell.
+// touched. Then the CPU waits for every stream it knows, with the lock dropped, and only what
+// nobody touched meanwhile is given host memory behind its address. The way back is the same in
+// reverse. Nothing is started ahead of need: a writer that passes no dispatcher, between the copy
+// and the switch, would be lost, and nobody could tell.
 #pragma once
 
 #include <span>

@@ -9,6 +9,11 @@
 namespace vdnn {
 namespace {
 
+// Whether it comes back at its own address, because the program holds it, and not as a second life.
+bool comes_home(const Block& block) {
+  return block.state == BlockState::kBacked && !Mover::has_sole_owner(block);
+}
+
 // What this thread was just given back: it stays until the thread's next call.
 struct Pin {
   const Device* device;
@@ -157,7 +162,7 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
           "brought back inside a capture; run the forward inside it too");
     }
     // Nobody counts on finding what the program holds at an ordinal: it comes home now and then.
-    const bool is_held = block->state == BlockState::kBacked && !Mover::has_sole_owner(*block);
+    const bool is_held = comes_home(*block);
     const PlaceRequest request{.frames = block->frames,
                                .bytes = block->bytes,
                                .asker = Asker::kSecondLife,
@@ -165,11 +170,12 @@ std::uint64_t Device::fetch(std::uint64_t generation, Lock& lock) {
                                .stream = mover_.late_stream()};
     const Place place = placement_.find(request, lock);
     block = state_.table.by_generation(generation);
-    if (block != nullptr && block->is_away() && block->second_life == nullptr) {
+    if (block != nullptr && block->is_away() && block->second_life == nullptr &&
+        comes_home(*block) == is_held) {
       ++state_.stats.late_prefetches;
       return is_held ? home(*block, place, lock) : bring_back_now(*block, place);
     }
-    // Another thread brought it back while the lock was dropped.
+    // Another thread brought it back while the lock was dropped, or sent it another way.
     mover_.leave_place(*place.mapping, request.frames, place.fence);
   }
 }
