@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdnn_alloc.errors import ConfigError
@@ -61,6 +61,7 @@ def test_sizes_are_shown_in_three_digits(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=1, max_value=1 << 50))
 def test_what_is_shown_can_be_read_back_within_a_hundredth(size: int) -> None:
     assert parse_bytes(format_bytes(size), "budget") == pytest.approx(size, rel=0.01, abs=1)
