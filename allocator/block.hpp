@@ -73,7 +73,8 @@ struct Block {
   std::uint64_t birth_call = 0;            // StreamClock::calls() when it was born
 
   std::uint32_t layer = 0;
-  std::uint64_t episode = 0;  // born in
+  std::uint64_t episode = 0;      // born in
+  std::uint64_t born_inside = 0;  // the run of an operator that can do with less; 0: none
   std::uint32_t ordinal = kNoOrdinal;
 
   // Saved for backward.

@@ -103,9 +103,15 @@ vdnn_status vdnn_read_stats(int device, vdnn_stats* out) {
   return vdnn::at_border([&] { *out = vdnn::device(device).read_stats(); });
 }
 
-uint64_t vdnn_obtainable_bytes(int device) {
+int vdnn_plans_workspaces(void) { return vdnn::plans_workspaces() ? 1 : 0; }
+
+void vdnn_begin_operator(int can_do_with_less) { vdnn::begin_operator(can_do_with_less != 0); }
+
+void vdnn_end_operator(void) { vdnn::end_operator(); }
+
+uint64_t vdnn_workspace_bytes(int device) {
   uint64_t bytes = 0;
-  (void)vdnn::at_border([&] { bytes = vdnn::device(device).obtainable_bytes(); });
+  (void)vdnn::at_border([&] { bytes = vdnn::device(device).workspace_bytes(); });
   return bytes;
 }
 

@@ -22,6 +22,13 @@ struct Refusal {
 };
 thread_local Refusal refusal_of_this_thread;
 
+[[noreturn]] void refuse_workspace(std::size_t bytes) {
+  throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
+                    " as a workspace, for which more than " + format_bytes(kMostPushedOut) +
+                    " would have to leave, so workspace=planned refuses it; workspace=stock "
+                    "serves it.");
+}
+
 }  // namespace
 
 CurrentLayer& current_layer() noexcept {
@@ -37,7 +44,8 @@ Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& c
       held_(state_, mover_),
       pressure_(state_, mover_, held_),
       placement_(state_, pressure_),
-      prefetch_(state_, mover_, pressure_, placement_) {
+      prefetch_(state_, mover_, pressure_, placement_),
+      workspaces_(state_) {
   come_alive();
 }
 
@@ -63,8 +71,10 @@ void* Device::allocate(std::size_t bytes, Stream stream) {
     Lock lock(state_.mutex);
     const StreamIndex index = arrive(stream);
     if (may_move()) prefetch_.pump(lock);
+    if (workspaces_.refuses(bytes, index, current_layer().layer)) refuse_workspace(bytes);
     Block& block = place(bytes, index, waits, lock);
     register_birth(block, bytes, index);
+    workspaces_.born(block);
     address = block.address;
     finish_call();
   }
@@ -207,6 +217,7 @@ void Device::free(void* address, Stream stream) {
   VDNN_ASSERT(block != nullptr && block->address == reinterpret_cast<Addr>(address),
               "an address is freed that was never handed out");
   block->storage = nullptr;  // it dies with this call
+  workspaces_.freed(*block);
   try {
     arrive(stream);
   } catch (const DriverError&) {

@@ -8,6 +8,7 @@
 
 #include "graph_pool.hpp"
 #include "prefetch.hpp"
+#include "workspaces.hpp"
 
 namespace vdnn {
 
@@ -75,8 +76,8 @@ class Device {
   // --- reading -----------------------------------------------------------------------------------
   [[nodiscard]] vdnn_stats read_stats();
   [[nodiscard]] std::vector<vdnn_layer_stats> read_layer_stats();
-  // What a request could get now, by eviction if need be.
-  [[nodiscard]] std::uint64_t obtainable_bytes();
+  // The largest workspace that a convolution may try now.
+  [[nodiscard]] std::uint64_t workspace_bytes();
   [[nodiscard]] std::size_t read_trace(vdnn_trace_event* out, std::size_t capacity);
   void reset_peaks();
   [[nodiscard]] bool owns(const void* address);
@@ -139,6 +140,7 @@ class Device {
   Pressure pressure_;
   Placement placement_;
   Prefetch prefetch_;
+  Workspaces workspaces_;
   std::unordered_map<PoolId, GraphPool> pools_;
   std::thread::id thread_;            // that made the latest call
   bool has_several_threads_ = false;  // made calls since the episode began

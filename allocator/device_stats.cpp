@@ -88,9 +88,9 @@ std::size_t Device::read_trace(vdnn_trace_event* out, std::size_t capacity) {
   return state_.trace.read(out, capacity);
 }
 
-std::uint64_t Device::obtainable_bytes() {
+std::uint64_t Device::workspace_bytes() {
   const Lock lock(state_.mutex);
-  return pressure_.obtainable_frames() * state_.driver->frame_bytes();
+  return workspaces_.largest(pressure_.obtainable_frames());
 }
 
 void Device::reset_peaks() {

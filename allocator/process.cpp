@@ -159,7 +159,7 @@ void ensure_started(int ordinal) {
          .policy = VDNN_POLICY_NONE,
          .check = 1,
          .guard = VDNN_GUARD_OFF,
-         .reserved = 0,
+         .workspace = VDNN_WORKSPACE_STOCK,
          .budget_bytes = free_bytes / 100 * 95,
          .host_budget_bytes = 0,
          .frame_bytes = 0,
@@ -168,6 +168,11 @@ void ensure_started(int ordinal) {
 }
 
 bool is_started() noexcept { return process().is_started; }
+
+bool plans_workspaces() noexcept {
+  const Process& p = process();
+  return p.is_started && p.config.workspace == VDNN_WORKSPACE_PLANNED;
+}
 
 std::uint64_t minimum_budget(std::uint32_t backend, std::uint64_t frame_bytes) {
   const std::uint64_t frame = backend == VDNN_BACKEND_CUDA ? kGpuFrame

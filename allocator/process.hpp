@@ -12,6 +12,8 @@ namespace vdnn {
 // Throws InvalidArgument with the sentence if it cannot serve, or is started already.
 void start(const vdnn_config& config);
 [[nodiscard]] bool is_started() noexcept;
+// It was started with workspace=planned.
+[[nodiscard]] bool plans_workspaces() noexcept;
 // For torch's plain pluggable allocator, which calls us with nobody having started us: on a GPU,
 // within its free memory less 5 %, moving nothing.
 void ensure_started(int ordinal);

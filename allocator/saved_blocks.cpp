@@ -251,6 +251,7 @@ void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
                            std::span<const std::uint32_t> ranks) {
   const Lock lock(state_.mutex);
   state_.book.begin(finished, expected, ranks);
+  workspaces_.begin_episode(finished, expected);
   state_.cache.stop_keeping_before(state_.book.number() - 1);
   state_.stats.first_miss_bytes = 0;
   decide_guard_anew();

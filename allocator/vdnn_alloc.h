@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define VDNN_ABI_VERSION 2
+#define VDNN_ABI_VERSION 3
 
 typedef enum {
   VDNN_OK = 0,
@@ -43,15 +43,22 @@ typedef enum {
   VDNN_GUARD_OFF = 2,
 } vdnn_guard_mode;
 
+/* What a convolution may take for itself while it runs. */
+typedef enum {
+  VDNN_WORKSPACE_STOCK = 0,   /* what it asks for, by eviction if need be */
+  VDNN_WORKSPACE_NONE = 1,    /* nothing, where its engine is chosen by trying (cudnn.benchmark) */
+  VDNN_WORKSPACE_PLANNED = 2, /* not what would push out more than it is worth: workspaces.hpp */
+} vdnn_workspace_mode;
+
 typedef enum { VDNN_FORWARD = 0, VDNN_BACKWARD = 1, VDNN_OUTSIDE = 2 } vdnn_phase;
 
 typedef struct {
-  uint32_t abi_version; /* VDNN_ABI_VERSION */
-  uint32_t backend;     /* vdnn_backend */
-  uint32_t policy;      /* vdnn_policy */
-  uint32_t check;       /* 0-3; see check.hpp */
-  uint32_t guard;       /* vdnn_guard_mode */
-  uint32_t reserved;
+  uint32_t abi_version;           /* VDNN_ABI_VERSION */
+  uint32_t backend;               /* vdnn_backend */
+  uint32_t policy;                /* vdnn_policy */
+  uint32_t check;                 /* 0-3; see check.hpp */
+  uint32_t guard;                 /* vdnn_guard_mode */
+  uint32_t workspace;             /* vdnn_workspace_mode */
   uint64_t budget_bytes;          /* device bytes per device, never passed */
   uint64_t host_budget_bytes;     /* page-locked bytes per device */
   uint64_t frame_bytes;           /* host backend only: 0 = budget / 512, at least 64 KiB */
@@ -127,6 +134,18 @@ size_t vdnn_guard_begin(int device, const void* const* addresses, size_t count, 
                         uint32_t flags, vdnn_pin* pins);
 /* The operator is over; its work was queued on `stream`. */
 void vdnn_guard_end(int device, const vdnn_pin* pins, size_t count, void* stream);
+
+/* --- workspaces: what the glue asks, and calls around each operator ------------------------ */
+
+/* True (1) if the two calls below are of use: workspace=planned. */
+int vdnn_plans_workspaces(void);
+/* The calling thread begins, and ends, an operator; they nest, and only the innermost counts. One
+ * that can do with less catches the out-of-memory error of memory that it asks for only for itself,
+ * and asks for less, or none. Only such a request may be refused though it could be served. */
+void vdnn_begin_operator(int can_do_with_less);
+void vdnn_end_operator(void);
+/* The largest workspace that a convolution may try now (cacheInfo), in bytes. */
+uint64_t vdnn_workspace_bytes(int device);
 
 /* --- what the controller calls ------------------------------------------------------------- */
 
@@ -217,8 +236,6 @@ typedef struct {
 } vdnn_layer_stats;
 
 vdnn_status vdnn_read_stats(int device, vdnn_stats* out);
-/* What a request on the device could get now, by eviction if need be, in bytes. */
-uint64_t vdnn_obtainable_bytes(int device);
 /* Fills at most `capacity` rows in order of layer; returns how many there are. */
 size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity);
 const char* vdnn_layer_name(uint32_t layer);

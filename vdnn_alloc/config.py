@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 VARIABLE = "VDNN_ALLOC"
+_GUARD_VARIABLE = "VDNN_ALLOC_GUARD"
+_WORKSPACE_VARIABLE = "VDNN_ALLOC_WORKSPACE"
 BACKENDS = ("auto", "host", "cuda")
 GUARDS = ("auto", "on", "off")
+WORKSPACES = ("stock", "none", "planned")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Config:
     guard: str = "auto"
     """Whether operators are watched, so that tensors which the program holds may leave too: "on",
     "off", or "auto": where the budget is short without (VDNN_ALLOC_GUARD in the environment is the
+    default)."""
+    workspace: str = "stock"
+    """What a convolution of cuDNN may take for itself while it runs. "stock": what it asks for, by
+    eviction if need be; "none": nothing, where cudnn.benchmark chooses its engine; "planned": not
+    what would push out more than it is worth (VDNN_ALLOC_WORKSPACE in the environment is the
     default)."""
     backend: str = "auto"
     """"cuda", "host" (a simulated device under CPU tensors), or "auto": cuda where there is one."""
@@ -62,7 +70,13 @@ def configure(
     environment = os.environ if environment is None else environment
     settings = parse_settings(environment.get(VARIABLE, ""))
     given = {key: value for key, value in arguments.items() if value is not None}
-    defaults = Config(check=_check_default(environment), guard=_guard_default(environment))
+    defaults = Config(
+        check=_check_default(environment),
+        guard=_parse_guard(environment.get(_GUARD_VARIABLE) or "auto", _GUARD_VARIABLE),
+        workspace=_parse_workspace(
+            environment.get(_WORKSPACE_VARIABLE) or "stock", _WORKSPACE_VARIABLE
+        ),
+    )
     return replace(defaults, **_parse_all({**settings, **given}))
 
 
@@ -149,6 +163,12 @@ def _parse_guard(value: object, key: str) -> str:
     return str(value)
 
 
+def _parse_workspace(value: object, key: str) -> str:
+    if value not in WORKSPACES:
+        raise ConfigError(f"{key}={value}: no such choice; there are {', '.join(WORKSPACES)}")
+    return str(value)
+
+
 def _parse_path(value: object, key: str) -> str:
     del key  # any text is a path; whether it can be written shows at exit
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
@@ -159,6 +179,7 @@ _PARSERS: dict[str, Callable[[object, str], object]] = {
     "policy": _parse_policy,
     "host_budget": _parse_size,
     "guard": _parse_guard,
+    "workspace": _parse_workspace,
     "backend": _parse_backend,
     "dump": _parse_path,
     "check": _parse_check,
@@ -170,10 +191,6 @@ _PARSERS: dict[str, Callable[[object, str], object]] = {
 
 def _key_list() -> str:
     return ", ".join(_PARSERS)
-
-
-def _guard_default(environment: Mapping[str, str]) -> str:
-    return _parse_guard(environment.get("VDNN_ALLOC_GUARD") or "auto", "VDNN_ALLOC_GUARD")
 
 
 def _check_default(environment: Mapping[str, str]) -> int:

@@ -10,6 +10,8 @@ from vdnn_alloc.units import format_bytes
 if TYPE_CHECKING:
     from vdnn_alloc.snapshot import Stats
 
+_LAYERS_NAMED = 3
+
 
 def say(sentence: str) -> None:
     """One line on stderr. A program without one (a daemon, pythonw) loses it."""
@@ -31,8 +33,21 @@ def exit_sentence(stats: Stats) -> str:
         f"(budget {format_bytes(stats.budget_bytes)})"
     )
     if stats.offloaded_bytes == 0 and stats.prefetched_bytes == 0:
-        return f"nothing needed to move; {peak}"
+        return f"nothing needed to move; {peak}{_engines(stats)}"
     return (
         f"moved {format_bytes(stats.offloaded_bytes)} out and "
-        f"{format_bytes(stats.prefetched_bytes)} back; {peak}"
+        f"{format_bytes(stats.prefetched_bytes)} back; {peak}{_engines(stats)}"
+    )
+
+
+def _engines(stats: Stats) -> str:
+    """What follows where convolutions may have run other engines than stock's."""
+    if stats.workspace_refusals == 0:
+        return ""
+    layers = [row.name for row in stats.layers if row.workspace_refusals]
+    more = ", ..." if len(layers) > _LAYERS_NAMED else ""
+    return (
+        f"; {stats.workspace_refusals} workspaces were refused in "
+        f"{', '.join(layers[:_LAYERS_NAMED])}{more}, so bits may differ from stock's, whose "
+        "convolutions may run other engines"
     )

@@ -21,7 +21,15 @@ from vdnn_alloc.controller import Controller
 from vdnn_alloc.errors import InstallError
 from vdnn_alloc.exit_report import exit_sentence, say, start_sentence
 from vdnn_alloc.host_memory import available_bytes
-from vdnn_alloc.native import BACKENDS, GUARDS, Glue, Native, NativeConfig, find_library
+from vdnn_alloc.native import (
+    BACKENDS,
+    GUARDS,
+    WORKSPACES,
+    Glue,
+    Native,
+    NativeConfig,
+    find_library,
+)
 from vdnn_alloc.policies import POLICIES
 from vdnn_alloc.reports import json_file
 from vdnn_alloc.snapshot import Stats, read_stats
@@ -53,6 +61,7 @@ def install(
     policy: str | None = None,
     host_budget: str | int | None = None,
     guard: str | None = None,
+    workspace: str | None = None,
     backend: str | None = None,
     dump: str | os.PathLike[str] | None = None,
     check: int | None = None,
@@ -77,6 +86,7 @@ def install(
             "policy": policy,
             "host_budget": host_budget,
             "guard": guard,
+            "workspace": workspace,
             "backend": backend,
             "dump": dump,
             "check": check,
@@ -154,6 +164,7 @@ def _native_config(config: Config, border: Border, budgets: Budgets) -> NativeCo
         policy=POLICIES[config.policy].choose().native_policy,
         check=config.check,
         guard=GUARDS[config.guard],
+        workspace=WORKSPACES[config.workspace],
         budget_bytes=budgets.device,
         host_budget_bytes=budgets.host,
         frame_bytes=config.frame,

@@ -16,7 +16,7 @@ from vdnn_alloc.errors import BudgetError, ConfigError, DriverError, InstallErro
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY = "libvdnn_alloc.so"
 LIBRARY_VARIABLE = "VDNN_ALLOC_LIBRARY"
 """Environment variable: another build of the core, for its developers."""
@@ -24,6 +24,7 @@ LIBRARY_VARIABLE = "VDNN_ALLOC_LIBRARY"
 OK, OUT_OF_MEMORY, INVALID, DRIVER, HOST_OUT_OF_MEMORY = range(5)
 BACKENDS = {"host": 0, "cuda": 1}
 GUARDS = {"auto": 0, "on": 1, "off": 2}
+WORKSPACES = {"stock": 0, "none": 1, "planned": 2}
 FORWARD, BACKWARD, OUTSIDE = range(3)
 SAVE_EAGER = 1
 
@@ -36,7 +37,7 @@ class NativeConfig(ctypes.Structure):
 
     _fields_ = [
         *((name, _u32) for name in ("abi_version", "backend", "policy", "check")),
-        *((name, _u32) for name in ("guard", "reserved")),
+        *((name, _u32) for name in ("guard", "workspace")),
         *((name, _u64) for name in ("budget_bytes", "host_budget_bytes", "frame_bytes", "seed")),
         ("host_bytes_per_second", _u64),
     ]
@@ -138,6 +139,9 @@ class Native:
         self._validate = _bind(lib, "vdnn_validate", _int)
         self._fail_at = _bind(lib, "vdnn_host_fail_at", _int, _u32, _u64)
         self._owns = _bind(lib, "vdnn_owns", _int, _int, _pointer)
+        self.begin_operator = _bind(lib, "vdnn_begin_operator", None, _int)
+        self.end_operator = _bind(lib, "vdnn_end_operator", None)
+        self._workspace_bytes = _bind(lib, "vdnn_workspace_bytes", _u64, _int)
         self.end_of_step = _bind(lib, "vdnn_end_of_step", None)
         self.empty_cache = _bind(lib, "vdnn_torch_empty_cache", None)
         self.reset_peaks = _bind(lib, "vdnn_reset_peaks", None, _int)
@@ -193,6 +197,10 @@ class Native:
     def fail_at(self, primitive: int, nth: int) -> None:
         """Host backend: the n-th call from now of a primitive fails once; 0 clears it."""
         self.check(self._fail_at(primitive, nth))
+
+    def workspace_bytes(self, device: int) -> int:
+        """The largest workspace that a convolution may try now."""
+        return int(self._workspace_bytes(device))
 
     def owns(self, device: int, address: int) -> bool:
         return bool(self._owns(device, address))

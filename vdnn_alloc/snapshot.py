@@ -118,6 +118,7 @@ class Stats:
     ooms: int
     """Requests that the budget could not serve."""
     workspace_refusals: int
+    """Above 0: other convolution engines may have run than stock's, so bits may differ from it."""
     episodes: int
     """Forwards (with their backwards) seen so far."""
 

@@ -151,10 +151,10 @@ class CudaAllocator final : public CUDAPluggableAllocator {
             std::min<std::size_t>(now.budget_bytes, device_total)};
   }
 
-  // The largest workspace that cuDNN may try when torch.backends.cudnn.benchmark is on. It is
-  // served like any request, so what can be evicted for it counts as room.
+  // The largest workspace that cuDNN may try when torch.backends.cudnn.benchmark is on: by default
+  // it is served like any request, so what can be evicted for it counts as room.
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override {
-    *largest = std::max<std::size_t>(*largest, vdnn_obtainable_bytes(device));
+    *largest = std::max<std::size_t>(*largest, vdnn_workspace_bytes(device));
   }
 
   double getMemoryFraction(c10::DeviceIndex device) override {

@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "access_guard.hpp"
+#include "convolutions.hpp"
 #include "cuda_allocator.hpp"
 #include "storage.hpp"
 
@@ -56,6 +57,7 @@ int vdnn_glue_install_cuda(int device_count) {
       [](const void* storage) { cuda_allocator().expect_no_free(empty_storage(storage)); });
   offer_access_guard(
       {c10::DeviceType::CUDA, [](int device) -> void* { return current_stream(device); }});
+  if (vdnn_plans_workspaces() != 0) watch_convolutions();
   return VDNN_OK;
 }
 

@@ -9,6 +9,7 @@ import pytest
 from vdnn_alloc.config import (
     BACKENDS,
     GUARDS,
+    WORKSPACES,
     Config,
     configure,
     describe,
@@ -26,6 +27,7 @@ def with_variable(text: str, **arguments: object) -> Config:
 def test_every_key_of_the_variable_is_read() -> None:
     text = (
         "budget=12GiB, policy=conv,host_budget=64GiB,backend=host,dump=run.json,guard=on,"
+        "workspace=planned,"
         "check=2,seed=7,frame=128KiB,host_bandwidth=2GB"
     )
 
@@ -34,6 +36,7 @@ def test_every_key_of_the_variable_is_read() -> None:
         policy="conv",
         host_budget=64 << 30,
         guard="on",
+        workspace="planned",
         backend="host",
         dump="run.json",
         check=2,
@@ -73,6 +76,15 @@ def test_the_guard_has_a_variable_of_its_own_for_its_default() -> None:
         configure({}, {"VDNN_ALLOC_GUARD": "maybe"})
 
 
+def test_the_workspace_has_a_variable_of_its_own_for_its_default() -> None:
+    environment = {"VDNN_ALLOC_WORKSPACE": "none"}
+
+    assert configure({}, environment).workspace == "none"
+    assert configure({"workspace": "stock"}, environment).workspace == "stock"
+    with pytest.raises(ConfigError, match="VDNN_ALLOC_WORKSPACE=all"):
+        configure({}, {"VDNN_ALLOC_WORKSPACE": "all"})
+
+
 def test_a_number_in_python_is_bytes() -> None:
     assert with_variable("", budget=984).budget == 984
 
@@ -88,6 +100,7 @@ def test_a_number_in_python_is_bytes() -> None:
         ("policy=magic", ["magic", *POLICIES]),
         ("backend=tpu", ["tpu", *BACKENDS]),
         ("guard=maybe", ["maybe", *GUARDS]),
+        ("workspace=maybe", ["maybe", *WORKSPACES]),
         ("check=4", ["0 to 3"]),
         ("seed=-1", ["seed=-1", "zero or above"]),
         ("frame=-4KiB", ["frame=-4KiB", "above zero"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from vdnn_alloc.exit_report import exit_sentence, start_sentence
-from vdnn_alloc.snapshot import Stats
+from vdnn_alloc.snapshot import LayerStats, Stats
 
 IDLE = Stats(**{field.name: 0 for field in fields(Stats) if field.name != "layers"}, layers=())
 
@@ -30,3 +30,13 @@ def test_or_that_nothing_needed_to() -> None:
     assert sentence.startswith("nothing needed to move")
     assert "5.00 MiB" in sentence
     assert "8.00 MiB" in sentence
+
+
+def test_and_where_engines_may_not_be_stocks() -> None:
+    names = ("a", "b", "c", "d")
+    rows = tuple(LayerStats(i, name, *[0] * 7, int(name != "b")) for i, name in enumerate(names))
+
+    sentence = exit_sentence(replace(IDLE, workspace_refusals=3, layers=rows))
+
+    assert "3 workspaces were refused in a, c, d, so bits may differ" in sentence
+    assert "refused" not in exit_sentence(IDLE)

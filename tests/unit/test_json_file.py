@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,15 @@ def test_every_counter_is_in_the_file_once() -> None:
     assert sorted(values) == list(range(1000, 1000 + len(fields(Stats)) - 1))
     assert layers[0]["name"] == "VGG.features.0"
     assert layers[0]["offloaded_bytes"] == LAYER.offloaded_bytes
+
+
+def test_it_says_where_convolutions_may_run_other_engines_than_stocks() -> None:
+    refused = json.loads(json_file.build(numbered(), {}, {}))["workspaces"]
+    stock = json_file.build(replace(numbered(), workspace_refusals=0, layers=()), {}, {})
+
+    assert refused["may_differ_from_stock"] is True
+    assert refused["refused_layers"] == ["VGG.features.0"]
+    assert json.loads(stock)["workspaces"]["may_differ_from_stock"] is False
 
 
 def test_it_says_what_it_is_and_where_it_was_made() -> None:

@@ -36,7 +36,6 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         *("guarded_blocks", "guarded_out_bytes", "guarded_in_bytes", "guard_restores"),
         *("guard_waits", "guard_wait_ns", "guard_remap_ns", "guard_is_on"),
     ),
-    "workspaces": ("workspace_refusals",),
 }
 
 
@@ -50,6 +49,11 @@ def build(stats: Stats, configuration: Mapping[str, object], device: Mapping[str
         "device": dict(device),
         "peaks": {name: _peak(values, name) for name in _PEAKS},
         **{group: {name: values[name] for name in names} for group, names in _GROUPS.items()},
+        "workspaces": {
+            "workspace_refusals": stats.workspace_refusals,
+            "refused_layers": [row.name for row in stats.layers if row.workspace_refusals],
+            "may_differ_from_stock": stats.workspace_refusals > 0,
+        },
         "driver_calls": {
             name.removeprefix("driver_"): values[name]
             for name in values
