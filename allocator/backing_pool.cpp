@@ -41,7 +41,7 @@ void BackingPool::release(std::size_t index) {
 }
 
 void BackingPool::release_idle(std::size_t bytes) {
-  for (std::size_t i = pieces_.size(); i-- > 0 && host_.left_bytes() < bytes;) {
+  for (std::size_t i = pieces_.size(); i-- > 0 && !host_.has_budget_for(bytes);) {
     if (pieces_[i]->is_idle && clock_.is_complete(pieces_[i]->last_use)) release(i);
   }
 }

@@ -37,9 +37,9 @@ CurrentLayer& current_layer() noexcept {
 }
 
 Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
-               std::size_t host_budget_bytes)
+               std::shared_ptr<HostBudget> host_budget)
     : ordinal_(ordinal),
-      state_(std::move(driver), config, host_budget_bytes),
+      state_(std::move(driver), config, std::move(host_budget)),
       mover_(state_),
       held_(state_, mover_),
       pressure_(state_, mover_, held_),

@@ -15,7 +15,12 @@ namespace vdnn {
 class Device {
  public:
   Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
-         std::size_t host_budget_bytes);
+         std::shared_ptr<HostBudget> host_budget);
+  // With a host budget of its own.
+  Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
+         std::size_t host_budget_bytes)
+      : Device(ordinal, std::move(driver), config,
+               std::make_shared<HostBudget>(host_budget_bytes)) {}
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;

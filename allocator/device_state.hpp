@@ -46,14 +46,14 @@ struct GuardState {
 
 struct DeviceState {
   DeviceState(std::unique_ptr<Driver> device_driver, const vdnn_config& device_config,
-              std::size_t host_budget_bytes)
+              std::shared_ptr<HostBudget> host_budget)
       : driver(std::move(device_driver)),
         config(device_config),
         budget_bytes(device_config.budget_bytes),
         clock(*driver),
         pool(*driver, clock, device_config.budget_bytes / driver->frame_bytes()),
         cache(*driver, clock, pool),
-        host(*driver, clock, host_budget_bytes),
+        host(*driver, clock, std::move(host_budget)),
         backings(*driver, clock, host) {
     guard.is_wanted =
         device_config.guard == VDNN_GUARD_ON && device_config.policy != VDNN_POLICY_NONE;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "check.hpp"
+#include "host_growth.hpp"
 
 namespace vdnn {
 namespace {
@@ -46,6 +47,7 @@ bool HeldBlocks::find_backings(std::span<Block* const> blocks, std::vector<Backi
 }
 
 void HeldBlocks::grow(std::size_t bytes, Lock& lock) {
+  give_up_slab_ahead(state_, bytes, lock);
   state_.backings.reserve(bytes);
   Backing backing;
   try {

@@ -2,6 +2,7 @@
 #include "prefetch.hpp"
 
 #include "check.hpp"
+#include "host_growth.hpp"
 
 namespace vdnn {
 
@@ -41,7 +42,7 @@ void* Prefetch::host_room(std::uint64_t generation, Lock& lock) {
     void* host = mover_.host_room(*block);
     if (host != nullptr) return host;
     try {
-      pressure_.grow_host(block->bytes, lock);
+      grow_host(state_, block->bytes, lock);
     } catch (const HostMemoryError&) {
       return nullptr;  // nothing demands it yet; under pressure this becomes an error
     }

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "check.hpp"
+#include "host_growth.hpp"
 #include "text.hpp"
 
 namespace vdnn {
@@ -57,7 +58,8 @@ void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t byt
         carry_out(choice, rooms);
         return;
       }
-      grow_host(missing_bytes, lock);
+      held_.sweep();  // what it finds is idle, and gives way in grow_host
+      grow_host(state_, missing_bytes, lock);
     } catch (const DriverError& refused) {
       fail(bytes, refused.what());  // a copy was refused: the data is where it was
     } catch (const HostMemoryError& refused) {
@@ -156,23 +158,6 @@ bool Pressure::find_host_room(const Choice& choice, std::vector<void*>& rooms,
     rooms.push_back(host);
   }
   return true;
-}
-
-void Pressure::grow_host(std::size_t bytes, Lock& lock) {
-  held_.sweep();
-  state_.backings.release_idle(bytes);
-  const std::size_t slab_bytes = state_.host.reserve_slab(bytes);
-  void* host = nullptr;
-  lock.unlock();
-  try {
-    host = state_.host.pin(slab_bytes);
-  } catch (...) {
-    lock.lock();
-    state_.host.cancel_slab(slab_bytes);
-    throw;
-  }
-  lock.lock();
-  state_.host.add_slab(host, slab_bytes);
 }
 
 void Pressure::carry_out(const Choice& choice, const std::vector<void*>& rooms) {

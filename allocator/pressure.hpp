@@ -21,9 +21,6 @@ class Pressure {
   // user asked for, for the text.
   void make_room(std::size_t frames, StreamIndex stream, std::size_t bytes, Lock& lock);
 
-  // Pins one more slab of host memory, with the lock dropped; throws HostMemoryError.
-  void grow_host(std::size_t bytes, Lock& lock);
-
   // Frames that could be had now: unowned, or of blocks that could leave.
   [[nodiscard]] std::size_t obtainable_frames() const;
   // What the program holds and would let go only under the guard fills so much of the budget that

@@ -24,6 +24,7 @@ constexpr std::size_t kFewestFrames = 16;
 struct Process {
   std::mutex mutex;  // guards what follows, not the devices
   vdnn_config config{};
+  std::shared_ptr<HostBudget> host_budget;  // of all devices
   std::atomic<bool> is_started{false};
   std::array<std::atomic<Device*>, kMaxDevices> devices{};
   std::mutex names_mutex;  // taken with a device locked, so not the one above
@@ -138,10 +139,11 @@ void start(const vdnn_config& config) {
   if (p.config.backend == VDNN_BACKEND_HOST && p.config.frame_bytes == 0) {
     p.config.frame_bytes = host_frame_bytes(config.budget_bytes);
   }
+  p.host_budget = std::make_shared<HostBudget>(config.host_budget_bytes);
   set_check_level(static_cast<int>(config.check));
   if (config.backend == VDNN_BACKEND_HOST) {
     // The only device: made now, so that a refusal leaves nothing half started.
-    p.devices[0] = new Device(0, make_driver(p.config, 0), p.config, config.host_budget_bytes);
+    p.devices[0] = new Device(0, make_driver(p.config, 0), p.config, p.host_budget);
   }
   pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   p.is_started = true;
@@ -194,8 +196,7 @@ Device& device(int ordinal) {
     if (p.config.backend == VDNN_BACKEND_HOST) {
       throw InvalidArgument("the host backend has one device, 0");
     }
-    slot =
-        new Device(ordinal, make_driver(p.config, ordinal), p.config, p.config.host_budget_bytes);
+    slot = new Device(ordinal, make_driver(p.config, ordinal), p.config, p.host_budget);
   }
   return *slot.load();
 }

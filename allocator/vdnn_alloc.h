@@ -60,7 +60,7 @@ typedef struct {
   uint32_t guard;                 /* vdnn_guard_mode */
   uint32_t workspace;             /* vdnn_workspace_mode */
   uint64_t budget_bytes;          /* device bytes per device, never passed */
-  uint64_t host_budget_bytes;     /* page-locked bytes per device */
+  uint64_t host_budget_bytes;     /* page-locked bytes of all devices together */
   uint64_t frame_bytes;           /* host backend only: 0 = budget / 512, at least 64 KiB */
   uint64_t seed;                  /* host backend only: lateness of streams; 0 = none */
   uint64_t host_bytes_per_second; /* host backend only: of each copy direction; 0 = unlimited */

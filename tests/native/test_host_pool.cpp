@@ -16,7 +16,7 @@ struct Room {
   explicit Room(std::size_t budget_bytes, std::uint64_t seed = 0)
       : driver(make_host_driver({.capacity_bytes = 1 << 20, .seed = seed})),
         clock(*driver),
-        pool(*driver, clock, budget_bytes) {
+        pool(*driver, clock, std::make_shared<HostBudget>(budget_bytes)) {
     writer = clock.index_of(driver->create_stream());
   }
   void grow(std::size_t bytes) {
