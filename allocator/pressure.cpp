@@ -6,7 +6,7 @@
 
 #include "check.hpp"
 #include "host_growth.hpp"
-#include "text.hpp"
+#include "shortage.hpp"
 
 namespace vdnn {
 namespace {
@@ -40,7 +40,7 @@ void Pressure::make_room(std::size_t frames, StreamIndex stream, std::size_t byt
     Choice choice = choose(frames - usable, host_refusal.empty());
     if (choice.frames < frames - usable) {
       if (!held_.is_moving()) {
-        if (choice.frames + stuck().frames >= frames - usable) state_.book.needed_guard();
+        if (choice.frames + stuck_frames() >= frames - usable) state_.book.needed_guard();
         fail(bytes, host_refusal);
       }
       held_.await_move(lock);
@@ -112,15 +112,12 @@ void Pressure::send_held(const Choice& choice, Lock& lock) {
   }
 }
 
-Pressure::Stuck Pressure::stuck() const {
-  Stuck found;
+std::size_t Pressure::stuck_frames() const {
+  std::size_t frames = 0;
   for (const auto& [use, block] : state_.table.resident_saved()) {
-    if (!HeldBlocks::is_held(*block)) continue;
-    ++found.blocks;
-    found.frames += block->frames;
-    if (block->pins > 0) found.pinned_frames += block->frames;
+    if (HeldBlocks::is_held(*block)) frames += block->frames;
   }
-  return found;
+  return frames;
 }
 
 bool Pressure::calls_for_guard() const {
@@ -128,7 +125,7 @@ bool Pressure::calls_for_guard() const {
   const std::size_t eighths = state_.book.is_unknown() ? kHeldEighths : kHeldEighthsIfKnown;
   const std::size_t much = limit * eighths / kEighths;
   if (state_.pool.owned() < much || !state_.driver->can_back()) return false;
-  return stuck().frames * kEighths >= limit && limit - obtainable_frames() >= much;
+  return stuck_frames() * kEighths >= limit && limit - obtainable_frames() >= much;
 }
 
 void Pressure::prune(Choice& choice, std::size_t frames) {
@@ -182,47 +179,12 @@ void Pressure::fail(std::size_t bytes, const std::string& host_refusal) {
   ++state_.stats.ooms;
   state_.pool.forget_refusals();  // the next request may ask the device again
   state_.trace.add(TraceKind::kOutOfMemory, 0, bytes, 0);
-  const std::string text = explain(bytes);
-  if (!host_refusal.empty()) throw HostMemoryError(text + " Offloading stopped: " + host_refusal);
+  const bool may_copy = host_refusal.empty();
+  const std::size_t obtainable =
+      state_.pool.unowned() + choose(state_.pool.limit(), may_copy).frames;
+  const std::string text = explain_shortage(state_, bytes, obtainable, host_refusal);
+  if (!may_copy) throw HostMemoryError(text);
   throw OutOfMemory(text);
-}
-
-std::string Pressure::explain(std::size_t bytes) const {
-  const std::size_t frame_bytes = state_.driver->frame_bytes();
-  std::vector<vdnn_layer_stats> layers = state_.stats.layers;
-  std::sort(layers.begin(), layers.end(),
-            [](const auto& a, const auto& b) { return a.owned_bytes > b.owned_bytes; });
-  std::string text = "CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
-                     ". vdnn_alloc's budget is " + format_bytes(state_.pool.limit() * frame_bytes) +
-                     ", of which " + format_bytes(state_.pool.owned() * frame_bytes) +
-                     " is in use and only " + format_bytes(obtainable_frames() * frame_bytes) +
-                     " could be had: the rest is held by the program (parameters, gradients, "
-                     "optimizer state, tensors in use). Most is owned by ";
-  for (std::size_t i = 0; i < layers.size() && i < 3 && layers[i].owned_bytes > 0; ++i) {
-    text += (i == 0 ? "" : ", ") + std::string(vdnn_layer_name(layers[i].layer)) + " (" +
-            format_bytes(layers[i].owned_bytes) + ")";
-  }
-  return text + "." + explain_held() + " Raise the budget, or use a smaller batch.";
-}
-
-// What of the feature maps stays, and why.
-std::string Pressure::explain_held() const {
-  const Stuck held = stuck();
-  if (held.frames == 0 || state_.config.policy == VDNN_POLICY_NONE) return "";
-  const auto bytes = [this](std::size_t frames) {
-    return format_bytes(frames * state_.driver->frame_bytes());
-  };
-  std::string text = " Of it, " + bytes(held.frames) + " in " + std::to_string(held.blocks) +
-                     " feature maps are held by variables of the program";
-  if (!state_.driver->can_back()) {
-    return text + ", and this device cannot show host memory in their place.";
-  }
-  if (!state_.guard.is_on) {
-    const bool is_off = state_.config.guard == VDNN_GUARD_OFF;
-    return text +
-           (is_off ? ", and cannot leave with guard=off." : ", and the guard was not on yet.");
-  }
-  return text + ", " + bytes(held.pinned_frames) + " of them by operators that run now.";
 }
 
 }  // namespace vdnn

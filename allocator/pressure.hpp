@@ -38,12 +38,6 @@ class Pressure {
     std::vector<Block*> held;
     std::size_t frames = 0;
   };
-  // What autograd saved, is held and cannot leave.
-  struct Stuck {
-    std::size_t blocks = 0;
-    std::size_t frames = 0;
-    std::size_t pinned_frames = 0;
-  };
 
   [[nodiscard]] Choice choose(std::size_t frames, bool may_copy) const;
   static void prune(Choice& choice, std::size_t frames);
@@ -54,11 +48,10 @@ class Pressure {
   [[nodiscard]] bool may_take_held() const;
   // The held ones of a choice leave, or host memory for them grows. The lock was dropped.
   void send_held(const Choice& choice, Lock& lock);
-  [[nodiscard]] Stuck stuck() const;
-  [[nodiscard]] std::string explain_held() const;
+  // What autograd saved, is held and cannot leave without the guard.
+  [[nodiscard]] std::size_t stuck_frames() const;
   void carry_out(const Choice& choice, const std::vector<void*>& rooms);
   [[noreturn]] void fail(std::size_t bytes, const std::string& host_refusal);
-  [[nodiscard]] std::string explain(std::size_t bytes) const;
 
   DeviceState& state_;
   Mover& mover_;
