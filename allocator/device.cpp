@@ -94,7 +94,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   state_.book.request(ordinal, bytes);
   try {
-    Block& block = is_tiny || belongs_in_heap(bytes, ordinal)
+    Block& block = is_tiny || belongs_in_heap(bytes, ordinal, stream)
                        ? allocate_in_heap(bytes, stream, lock)
                        : allocate_frames(bytes, ordinal, stream, waits, lock);
     block.ordinal = ordinal;
@@ -127,10 +127,14 @@ void Device::issue(Waits& waits, std::uint32_t layer) {
   state_.stats.layer(layer).waited_ns += stalled_ns;
 }
 
-bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const {
+bool Device::belongs_in_heap(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream) const {
   const std::size_t held = state_.frames_for(bytes) * state_.driver->frame_bytes();
   if ((held - bytes) * kTolerableWaste <= held) return false;
-  return !state_.book.is_inside() || !state_.book.may_be_saved(ordinal);
+  if (!state_.book.is_inside()) return true;
+  if (state_.book.may_be_saved(ordinal)) return false;
+  // A slab of its own, of which it fills little more than half, would waste more than its frames.
+  const bool is_large = bytes * 2 > kSlabFrames * state_.driver->frame_bytes();
+  return !is_large || state_.step_heap.has_room(bytes, stream);
 }
 
 Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& lock) {

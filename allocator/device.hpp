@@ -114,7 +114,8 @@ class Device {
   [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
                                        Waits& waits, Lock& lock);
   [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
-  [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal) const;
+  [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal,
+                                     StreamIndex stream) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
   // The counters' half of a free: its bytes are no longer asked for.
   void forget_births(const Block& block);

@@ -8,6 +8,11 @@ Addr Heap::allocate(std::size_t bytes, StreamIndex stream) {
   return it == streams_.end() ? 0 : it->second.allocate(bytes);
 }
 
+bool Heap::has_room(std::size_t bytes, StreamIndex stream) const {
+  const auto it = streams_.find(stream);
+  return it != streams_.end() && it->second.largest_free() >= rounded(bytes);
+}
+
 void Heap::add_slab(Mapping* mapping, std::size_t frames, std::size_t frame_bytes,
                     StreamIndex stream) {
   streams_.try_emplace(stream, kAlignment)

@@ -16,6 +16,7 @@ class Heap {
 
   // 0 if no slab of the stream has room: then add_slab() and ask again.
   [[nodiscard]] Addr allocate(std::size_t bytes, StreamIndex stream);
+  [[nodiscard]] bool has_room(std::size_t bytes, StreamIndex stream) const;
   void add_slab(Mapping* mapping, std::size_t frames, std::size_t frame_bytes, StreamIndex stream);
 
   struct Slab {

@@ -24,8 +24,8 @@ CORE_ROOMS = """
     host_stream host_backing host_memory host_driver
     trace stats fence frame_pool mapping_cache best_fit heap
     host_budget pin_worker host_pool backing_pool
-    block block_table episode graph_pool device_state host_growth mover held_blocks shortage pressure
-    placement prefetch workspaces
+    block block_table episode graph_pool device_state host_growth mover held_blocks
+    shortage pressure placement prefetch workspaces
     device device_stats graph_capture saved_blocks access_guard process error_border
     torch_entry control_api
 """.split()  # noqa: SIM905
