@@ -55,6 +55,7 @@ StreamIndex StreamClock::add_own(Stream stream) {
 
 void StreamClock::arrive(StreamIndex index) {
   Lane& lane = lanes_[index];
+  lane.is_dead = false;  // a new stream may have the handle of one that was destroyed
   lane.last_call = ++calls_;
   if (several_ && lane.has_unrecorded && !is_paused_) record(index);
 }
@@ -111,10 +112,16 @@ std::vector<Point> StreamClock::record_all() {
       points.push_back(record(index));
     } catch (const DriverError&) {
       if (lanes_[index].is_ours || lanes_[index].stream == nullptr) throw;
-      lanes_[index].is_dead = true;
+      bury(lanes_[index]);
     }
   }
   return points;
+}
+
+void StreamClock::bury(Lane& lane) {
+  lane.is_dead = true;
+  lane.settled_tick = lane.next_tick++;
+  lane.has_unrecorded = false;
 }
 
 void StreamClock::settle(const std::vector<Point>& points) {

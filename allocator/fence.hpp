@@ -96,7 +96,8 @@ class StreamClock {
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
   // Records on every stream; what can be waited for outside the lock. A stream of the program's
-  // that its owner has destroyed has no work left, and is passed over from then on.
+  // that its owner has destroyed has no work left (an owner who destroys one with work on it knows
+  // that nobody can wait for that), and is passed over until somebody makes a call on its handle.
   [[nodiscard]] std::vector<Point> record_all();
   // The CPU has seen these complete.
   void settle(const std::vector<Point>& points);
@@ -125,6 +126,8 @@ class StreamClock {
   static constexpr std::size_t kMarksKept = 512;
 
   [[nodiscard]] SharedEvent take_event();
+  // Every point taken on it counts as complete.
+  static void bury(Lane& lane);
   [[nodiscard]] bool is_settled(Point p) const { return p.tick <= lanes_[p.stream].settled_tick; }
 
   Driver& driver_;

@@ -1,12 +1,14 @@
-// Drivers that do not wait where they are told to: one edge of the order is missing, and a test
-// that checks the order must notice.
+// Drivers with something amiss. Most do not wait where they are told to: one edge of the order is
+// missing, and a test that checks the order must notice.
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "check.hpp"
 #include "driver.hpp"
 
 namespace vdnn::test {
@@ -108,6 +110,34 @@ class DeafProgram final : public ForwardingDriver {
   [[nodiscard]] bool hears(Stream stream) const override {
     return std::ranges::find(created_, stream) != created_.end();
   }
+};
+
+// One stream was destroyed by its owner: nothing can be recorded on it.
+class GoneStream final : public ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  void record(Event event, Stream stream) override {
+    if (stream != nullptr && stream == gone) throw DriverError("record: invalid handle");
+    ForwardingDriver::record(event, stream);
+  }
+  Stream gone = nullptr;
+
+ private:
+  [[nodiscard]] bool hears(Stream) const override { return true; }
+};
+
+// Does something more just before each wait.
+class InterruptedWait final : public ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  void wait(Stream stream, Event event) override {
+    if (before_wait) before_wait();
+    ForwardingDriver::wait(stream, event);
+  }
+  std::function<void()> before_wait;
+
+ private:
+  [[nodiscard]] bool hears(Stream) const override { return true; }
 };
 
 }  // namespace vdnn::test

@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "check.hpp"
+#include "deaf_driver.hpp"
 #include "small_device.hpp"
 
 namespace vdnn::test {
@@ -104,6 +105,75 @@ TEST(a_recorded_stream_has_read_before_the_frames_are_written_again) {
     small.device->free(again, small.stream);
     small.driver->destroy_event(written);
   }
+}
+
+// Whoever takes from a slab waits for nothing, so nobody may see it before its waits are issued.
+TEST(a_slab_is_seen_only_behind_its_waits) {
+  InterruptedWait* driver = nullptr;
+  SmallDevice small({.wrap = [&](std::unique_ptr<HostDriver> made) {
+    auto wrapped = std::make_unique<InterruptedWait>(std::move(made));
+    driver = wrapped.get();
+    return wrapped;
+  }});
+  const Stream side = small.driver->create_stream();
+  small.device->free(small.device->allocate(16 * kFrame, side), side);
+  int waits = 0;
+  void* second = nullptr;
+  driver->before_wait = [&] {
+    if (++waits > 1) return;
+    std::thread([&] { second = small.device->allocate(123 * 8, small.stream); }).join();
+  };
+
+  void* const first = small.device->allocate(123 * 8, small.stream);
+
+  EXPECT(waits == 2);  // the other thread had to wait too: it found no slab
+  driver->before_wait = nullptr;
+  small.device->free(first, small.stream);
+  small.device->free(second, small.stream);
+}
+
+TEST(a_slab_whose_wait_is_refused_is_no_slab) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SmallDevice small({.seed = seed});
+    const Stream side = small.driver->create_stream();
+    void* const large = small.device->allocate(16 * kFrame, side);
+    char seen = 0;
+    small.driver->launch(side, [=] { std::memset(large, 41, 16 * kFrame); });
+    small.driver->launch(side, [&seen, large] { seen = static_cast<char*>(large)[123]; });
+    small.device->free(large, side);
+    small.driver->fail_at(Primitive::kWait, 1);
+
+    EXPECT_THROWS(DriverError, small.device->allocate(123 * 8, small.stream));
+    EXPECT(small.stats().owned_bytes == 0);
+    void* const tiny = small.device->allocate(123 * 8, small.stream);
+    small.driver->launch(small.stream, [=] { std::memset(tiny, 7, 123 * 8); });
+    small.synchronize();
+
+    EXPECT(seen == 41);
+    small.device->free(tiny, small.stream);
+  }
+}
+
+// A stream of another library's is destroyed while frames that it gave back wait for its next call.
+TEST(frames_freed_on_a_stream_that_is_gone_serve_others) {
+  GoneStream* driver = nullptr;
+  SmallDevice small({.wrap = [&](std::unique_ptr<HostDriver> made) {
+    auto wrapped = std::make_unique<GoneStream>(std::move(made));
+    driver = wrapped.get();
+    return wrapped;
+  }});
+  const Stream side = small.driver->create_stream();
+  void* const block = small.device->allocate(8 * kFrame, side);
+  void* const later = small.device->allocate(4 * kFrame, side);
+  small.device->free(block, side);
+  driver->gone = side;
+  small.device->free(later, side);
+
+  void* const all = small.allocate(16);
+
+  EXPECT(all != nullptr);
+  EXPECT(small.device->validate().empty());
+  small.device->free(all, small.stream);
 }
 
 TEST(unused_frames_go_back_to_the_device) {

@@ -1,4 +1,6 @@
 // Points, fences and the clock of streams: what may be waited for, and that a wait is behind it.
+#include "check.hpp"
+#include "deaf_driver.hpp"
 #include "fence.hpp"
 #include "test_case.hpp"
 
@@ -80,6 +82,42 @@ TEST(an_old_point_can_still_be_waited_for) {
 
   room.driver->synchronize(room.clock.event_for(room.clock.record(room.second)).get());
   EXPECT(room.clock.is_complete(old));
+}
+
+// A stream that its owner has destroyed: what was released there is held back from nobody.
+TEST(a_stream_that_is_gone_has_no_work_left) {
+  GoneStream driver(make_host_driver({.capacity_bytes = 1 << 20}));
+  StreamClock clock(driver);
+  const StreamIndex first = clock.index_of(driver.create_stream());
+  const StreamIndex second = clock.index_of(driver.create_stream());
+  const Fence fence(clock.now(first));
+  driver.gone = clock.stream(first);
+
+  EXPECT(clock.record_all().size() == 1);
+
+  EXPECT(clock.is_available(fence, second));
+  EXPECT(clock.is_complete(fence));
+  Waits waits;
+  clock.collect(fence, second, waits);
+  EXPECT(waits.issue(driver) == 0);
+}
+
+// A new stream may have the handle of one that is gone.
+TEST(a_handle_that_comes_back_is_a_stream_again) {
+  GoneStream driver(make_host_driver({.capacity_bytes = 1 << 20}));
+  StreamClock clock(driver);
+  const StreamIndex first = clock.index_of(driver.create_stream());
+  const StreamIndex second = clock.index_of(driver.create_stream());
+  driver.gone = clock.stream(first);
+  EXPECT(clock.record_all().size() == 1);
+  driver.gone = nullptr;
+
+  clock.arrive(first);
+  const Fence fence(clock.now(first));
+
+  EXPECT(!clock.is_available(fence, second));
+  EXPECT(clock.record_all().size() == 2);
+  EXPECT(clock.is_available(fence, second));
 }
 
 }  // namespace

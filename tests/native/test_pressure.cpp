@@ -1,4 +1,6 @@
 // Who leaves when there are no frames, and that a request that must fail costs nobody anything.
+#include <thread>
+
 #include "check.hpp"
 #include "small_device.hpp"
 
@@ -63,6 +65,52 @@ TEST(a_restored_block_stays_until_the_threads_next_call) {
 
   EXPECT(small.stats().offloaded_blocks == 1);
   small.device->free(fits, small.stream);
+}
+
+// Rule 2: a pin does not outlive its thread.
+TEST(a_restored_block_stays_no_longer_than_its_thread) {
+  SmallDevice small;
+  small.save(0, 8, 41);
+  std::thread([&] {
+    small.restore(0, 8, 41);
+    EXPECT_THROWS(OutOfMemory, small.device->allocate(9 * kFrame, small.stream));
+    small.restore(0, 8, 41);
+  }).join();
+
+  void* const fits = small.allocate(9);
+
+  EXPECT(small.stats().offloaded_blocks == 1);
+  small.device->free(fits, small.stream);
+  settle_refusal(false);
+}
+
+// The error names who owns most, the largest first, and who owns nothing not at all.
+TEST(the_error_tells_what_each_layer_owns) {
+  SmallDevice small;
+  const auto allocate_in = [&](std::uint32_t layer, std::size_t frames) {
+    current_layer().layer = layer;
+    void* const block = small.allocate(frames);
+    current_layer().layer = 0;
+    return block;
+  };
+  std::vector<void*> blocks{allocate_in(1, 3), allocate_in(2, 6), allocate_in(3, 2)};
+  blocks.push_back(allocate_in(4, 1));
+  small.device->free(allocate_in(5, 4), small.stream);
+
+  std::string text;
+  try {
+    (void)small.allocate(5);
+  } catch (const OutOfMemory& error) {
+    text = error.what();
+  }
+
+  EXPECT(text.starts_with("CUDA out of memory. Tried to allocate 20.00 KiB."));
+  EXPECT(text.find("budget is 64.00 KiB, of which 48.00 KiB is in use") != std::string::npos);
+  EXPECT(text.find("only 16.00 KiB could be had") != std::string::npos);
+  EXPECT(text.find("(24.00 KiB), ") < text.find("(12.00 KiB), "));
+  EXPECT(text.find("(12.00 KiB), ") < text.find("(8.00 KiB)."));
+  EXPECT(text.find("Raise the budget, or use a smaller batch.") != std::string::npos);
+  for (void* const block : blocks) small.device->free(block, small.stream);
 }
 
 TEST(the_farthest_next_use_leaves_first) {
