@@ -75,7 +75,8 @@ std::size_t HostPool::reserve_slab(std::size_t bytes) {
 void HostPool::order_ahead() {
   if (ahead_bytes_ != 0 || is_claimed_) return;
   const std::size_t quarter = std::clamp(pinned_bytes_ / 4, kSmallestSlab, kLargestSlab);
-  const std::size_t bytes = std::max(fit_.rounded(quarter), largest_bytes_);
+  // A whole number of the largest block: often all are of one size, and none must be cut off.
+  const std::size_t bytes = std::max(quarter / largest_bytes_, std::size_t{1}) * largest_bytes_;
   if (bytes > budget_->left() / kShareAhead || !budget_->take(bytes)) return;
   pinned_bytes_ += bytes;
   ahead_bytes_ = bytes;

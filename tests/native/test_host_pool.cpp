@@ -1,8 +1,10 @@
 // Pinned host memory: a budget, slabs grown in three steps, and a quarantine for what a copy may
 // still read.
 #include <cstring>
+#include <utility>
 
 #include "check.hpp"
+#include "deaf_driver.hpp"
 #include "host_pool.hpp"
 #include "pool_contract.hpp"
 
@@ -92,6 +94,50 @@ TEST(freed_host_memory_is_written_again_only_behind_its_last_reader) {
     EXPECT(seen == 1);
     room.pool.free(again, Fence());
   }
+}
+
+// Page-locks nothing: only how much is asked for matters.
+class CountedPins final : public ForwardingDriver {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+  void* pin(std::size_t bytes) override {
+    place_ += std::exchange(last_, bytes);
+    return reinterpret_cast<void*>(place_);
+  }
+
+ private:
+  [[nodiscard]] bool hears(Stream) const override { return true; }
+  std::uintptr_t place_ = std::uintptr_t{1} << 40;
+  std::size_t last_ = 0;
+};
+
+// No rounding to powers of two, and few slabs: each is a mapping of the process.
+TEST(what_is_page_locked_is_hardly_more_than_what_is_away) {
+  constexpr std::size_t kBlock = std::size_t{33} << 20;
+  CountedPins driver(make_host_driver({.capacity_bytes = 1 << 20}));
+  StreamClock clock(driver);
+  HostPool pool(driver, clock, std::make_shared<HostBudget>(std::size_t{64} << 30));
+  const StreamIndex writer = clock.index_of(driver.create_stream());
+  int slabs = 0;
+
+  for (int i = 0; i < 100; ++i) {
+    while (pool.allocate(kBlock, writer) == nullptr) {
+      const std::size_t ahead_bytes = pool.claim_ahead(kBlock);
+      if (ahead_bytes > 0) {
+        pool.add_slab(pool.await_ahead(), ahead_bytes);
+        pool.end_claim();
+      } else {
+        const std::size_t slab_bytes = pool.reserve_slab(kBlock);
+        pool.add_slab(pool.pin(slab_bytes), slab_bytes);
+      }
+      pool.order_ahead();
+      ++slabs;
+    }
+  }
+
+  EXPECT(pool.used_bytes() == 100 * kBlock);
+  EXPECT(pool.pinned_bytes() <= 110 * kBlock);
+  EXPECT(slabs < 50);
 }
 
 }  // namespace

@@ -74,6 +74,30 @@ def forward_and_backward_on_other_streams() -> Seen:
 
 
 @program()
+def stream_of_another_library() -> Seen:
+    """It is made and destroyed outside of torch, and memory that was used on it serves others."""
+    from cuda.bindings import runtime
+
+    model, seen = classifier(), Seen()
+    optimizer = sgd(model)
+    for step in range(3):
+        error, stream = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+        assert int(error) == 0
+        theirs = torch.cuda.ExternalStream(int(stream))
+        theirs.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(theirs):
+            hidden = model[:12](rows(2048, WIDTH, step)).square()
+            seen.note("mean", hidden.mean())
+            del hidden
+        theirs.synchronize()
+        del theirs
+        (error,) = runtime.cudaStreamDestroy(stream)
+        assert int(error) == 0
+        one_step(model, optimizer, seen, 10 + step)
+    return seen
+
+
+@program()
 def two_branches_on_two_streams() -> Seen:
     """Halves of one forward run at once and meet again; backward follows them on their streams."""
     one, two, seen = classifier(depth=10), classifier(depth=10), Seen()

@@ -169,6 +169,25 @@ def storages_resized_and_exchanged() -> Seen:
 
 
 @program()
+def copy_on_write_clones() -> Seen:
+    """A map that is saved shares its memory with a lazy clone until one of the two is written."""
+    split = Split()
+    for step in range(4):
+        hidden = split.half(step)
+        clone = torch._lazy_clone(hidden.detach())
+        early = torch._lazy_clone(hidden.detach())
+        early.add_(1.0)  # now it has memory of its own, and the map does not change
+        split.rest(hidden, step)
+        del hidden
+        if step % 2 == 0:
+            clone.mul_(2.0)
+        one_step(split.model, split.optimizer, split.seen, 10 + step)
+        split.seen.note("clones", clone, early)
+        del clone, early
+    return split.seen
+
+
+@program()
 def buffers_reused_with_out() -> Seen:
     """out= writes into one buffer again and again, resize_ grows it, set_ points it elsewhere."""
     model, seen = classifier(), Seen()
