@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vdnn_alloc.errors import BudgetError
-from vdnn_alloc.native import BACKWARD, SAVE_EAGER, pointer_array
+from vdnn_alloc.layers import OUTSIDE_LAYER
+from vdnn_alloc.native import BACKWARD, OUTSIDE, SAVE_EAGER, pointer_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,9 @@ _MAX_ALIASES = 4096
 """Of one record. A storage saved again and again while some graph that holds it is always alive (a
 buffer in a loop whose graphs overlap) begins another record then."""
 
-_autograd: Any = torch._C._autograd
+_core: Any = torch._C
+_autograd: Any = _core._autograd
+_engine: Any = torch.autograd.Variable._execution_engine
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -181,10 +184,20 @@ class SavedTensors:
                 self._rename(record, before)
 
     def _enter_backward(self, layer: int) -> None:
+        """What is read by hand is no backward."""
         position = (layer, BACKWARD)
-        if self._thread.position != position:
-            self._thread.position = position
-            self._glue.boundary(layer, BACKWARD)
+        if self._thread.position == position or _core._current_graph_task_id() == -1:
+            return
+        if self._thread.position[1] != BACKWARD:
+            _engine.queue_callback(self._leave_backward)
+        self._thread.position = position
+        self._glue.boundary(layer, BACKWARD)
+
+    def _leave_backward(self) -> None:
+        """At the end of the backward: what the program makes next is no layer's."""
+        if self._thread.position[1] == BACKWARD:
+            self._thread.position = (OUTSIDE_LAYER, OUTSIDE)
+            self._glue.boundary(OUTSIDE_LAYER, OUTSIDE)
 
     def _rename(self, record: StorageRecord, before: int) -> None:
         """The record's block has begun another life, or is gone."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
 from typing import Any
 
 import torch
@@ -125,40 +123,3 @@ def test_a_record_of_a_storage_that_is_always_saved_does_not_grow_for_ever() -> 
     most, gradient = ended.result
     assert most == 50
     assert gradient == 199 * 2.0
-
-
-def saved_by_four_threads_at_once() -> tuple[list[int], int, float]:
-    """Each saves the same tensor forty times, as replicas and branches in threads do."""
-    kept = torch.full(SHAPE, 3.0)
-    weights = [torch.ones(SHAPE, requires_grad=True) for _ in range(4)]
-    together, losses = threading.Barrier(len(weights)), []
-    sys.setswitchinterval(1e-5)
-
-    def save(weight: torch.Tensor) -> None:
-        torch.nn.Identity()(weight)  # a thread has our hooks from its first module on
-        together.wait()
-        losses.append(sum((kept * weight).sum() for _ in range(40)))
-
-    threads = [threading.Thread(target=save, args=(weight,)) for weight in weights]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    records = [record for record in parts()[1].values() if len(record.aliases) >= 40]
-    counts = [len(record.aliases) for record in records]
-    elsewhere = held(records[0]) - len(records[0].aliases)
-    del records, kept
-    layered(20)  # presses: the storage is cold now, for nothing but the record holds it
-    torch.stack([torch.as_tensor(loss) for loss in losses]).sum().backward()
-    return counts, elsewhere, float(sum(weight.grad[5, 5] for weight in weights))
-
-
-def test_threads_that_save_one_storage_at_once_share_its_record() -> None:
-    ended = fresh.call(saved_by_four_threads_at_once, install=TIGHT)
-
-    counts, elsewhere, gradient = ended.result
-    assert counts == [160]
-    assert elsewhere > 0  # the program's own variable
-    assert gradient == 4 * 40 * 3.0
-    assert ended.stats is not None
-    assert ended.stats["offloaded_bytes"] > 0

@@ -222,7 +222,7 @@ def smaller_batch_after_running_out() -> Seen:
     return seen
 
 
-@program(percent=15, runs_out=True)
+@program(percent=10, runs_out=True)
 def batch_is_split_after_running_out() -> Seen:
     """The same step is made again in many parts; gradients of the failed try are dropped."""
     model, seen = classifier(), Seen()

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.nn.utils import prune
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.programs.data import labels, rows, sgd
@@ -23,6 +24,18 @@ from tests.programs.loops.between_steps import classifier, loss_of, one_step
 from tests.programs.loops.objectives import WIDTH, perceptron
 from tests.programs.program import device, program, scaled
 from tests.programs.seen import Seen
+
+
+class CountsOperators(TorchDispatchMode):
+    """How often each operator runs, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 class CountsFunctions(TorchFunctionMode):
@@ -35,6 +48,21 @@ class CountsFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[getattr(func, "__name__", str(func))] += 1
         return func(*args, **(kwargs or {}))
+
+
+@program()
+def operators_counted() -> Seen:
+    """A mode of the user sees the program's operators, and no others but detach, of which torch
+    itself makes another number under saved-tensor hooks."""
+    model, seen = classifier(), Seen()
+    optimizer = sgd(model)
+    for step in range(3):
+        with CountsOperators() as mode:
+            one_step(model, optimizer, Seen(), step)
+        del mode.counts["aten.detach.default"]
+        seen.note("operators", dict(sorted(mode.counts.items())))
+    seen.state(model)
+    return seen
 
 
 @program()
