@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.programs import catalogue, records
-from tests.programs.cases import CASES, Case
+from tests.programs.cases import CASES
 from tests.upstream import records as upstream
 
 if TYPE_CHECKING:
+    from tests.programs.cases.case import Case
     from tests.programs.program import Program
 
 PAGE = Path(__file__).parent / "COMPATIBILITY.md"
@@ -162,7 +163,7 @@ def upstream_tests() -> str:
                 for name in told.failed_with
             )
             where = f"{record.where}, {record.date}"
-            what = f"`{file}` of {record.source}"
+            what = f"`{file}`, {told.source}"
             rows.append((record.torch, where, what, *map(str, numbers), failed or NOTHING))
     return table(rows)
 

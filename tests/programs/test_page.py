@@ -32,7 +32,7 @@ def test_what_a_case_names_exists(name: str) -> None:
     if not test:
         assert name in PROGRAMS
     else:
-        assert test in tests_in(ROOT / file)
+        assert test in named_in(ROOT / file)
 
 
 @pytest.mark.parametrize("record", upstream.read_all(), ids=lambda record: record.path.stem)
@@ -41,7 +41,7 @@ def test_what_of_pytorchs_own_fails_only_with_vdnn_alloc_is_known(record: upstre
     assert failed <= page.KNOWN_DIFFERENCES.keys()
 
 
-def tests_in(path: Path) -> set[str]:
+def named_in(path: Path) -> set[str]:
     """The names of a file's tests, Python's or the native ones."""
     if path.suffix == ".cpp":
         return set(re.findall(r"^TEST\((\w+)\)", path.read_text(), flags=re.MULTILINE))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.upstream.records import Record, write
@@ -35,12 +36,13 @@ def main() -> int:
             print(f"{file}: not in {args.checkout}")
             continue
         expression = suites.get(file, "") if args.expression is None else args.expression
-        found[file] = run(args.checkout, file, expression, where)
+        outcome = run(args.checkout, file, expression, where)
+        found[file] = replace(outcome, source=args.record or "")
         say(file, found[file])
     if not found:
         parser.error(f"none of these files is in {args.checkout}/test: {', '.join(suites)}")
     if args.record:
-        write(Record.made_now(where, args.record, found))
+        write(Record.made_now(where, found))
     return int(any(outcome.failed_with for outcome in found.values()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.upstream.suites import Outcome
@@ -19,18 +19,16 @@ class Record:
     torch: str
     where: str
     """host or gpu."""
-    source: str
-    """What was checked out."""
     date: str
     files: dict[str, Outcome]
 
     @classmethod
-    def made_now(cls, where: str, source: str, files: dict[str, Outcome]) -> Record:
+    def made_now(cls, where: str, files: dict[str, Outcome]) -> Record:
         """Of this machine."""
         import torch
 
         today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-        return cls(torch.__version__, where, source, today, files)
+        return cls(torch.__version__, where, today, files)
 
     @property
     def path(self) -> Path:
@@ -42,11 +40,8 @@ def write(record: Record) -> None:
     """Files that an earlier record tells of, and this one does not, stay."""
     FOLDER.mkdir(exist_ok=True)
     earlier = read(record.path).files if record.path.exists() else {}
-    files = {**earlier, **record.files}
-    text = json.dumps(
-        asdict(record) | {"files": {k: asdict(v) for k, v in files.items()}}, indent=1
-    )
-    record.path.write_text(text + "\n")
+    kept = replace(record, files={**earlier, **record.files})
+    record.path.write_text(json.dumps(asdict(kept), indent=1) + "\n")
 
 
 def read(path: Path) -> Record:

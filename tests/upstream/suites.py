@@ -44,6 +44,8 @@ class Outcome:
     """Failed without vdnn_alloc too."""
     failed_with: list[str] = field(default_factory=list)
     """Passed without it, and failed with it."""
+    source: str = ""
+    """What was checked out."""
 
 
 def run(checkout: Path, file: str, expression: str, where: str) -> Outcome:
