@@ -120,8 +120,13 @@ std::vector<Point> StreamClock::record_all() {
 
 void StreamClock::bury(Lane& lane) {
   lane.is_dead = true;
-  lane.settled_tick = lane.next_tick++;
   lane.has_unrecorded = false;
+  const std::uint64_t tick = lane.next_tick++;
+  if (lane.marks.empty()) {
+    lane.settled_tick = tick;
+  } else {
+    lane.marks.push_back({tick, lane.marks.back().event});
+  }
 }
 
 void StreamClock::settle(const std::vector<Point>& points) {

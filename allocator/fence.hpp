@@ -96,8 +96,8 @@ class StreamClock {
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
   // Records on every stream; what can be waited for outside the lock. A stream of the program's
-  // that its owner has destroyed has no work left (an owner who destroys one with work on it knows
-  // that nobody can wait for that), and is passed over until somebody makes a call on its handle.
+  // that its owner has destroyed is passed over until somebody makes a call on its handle: what was
+  // queued there after the last event on it can no longer be waited for, and is taken to be done.
   [[nodiscard]] std::vector<Point> record_all();
   // The CPU has seen these complete.
   void settle(const std::vector<Point>& points);
@@ -126,7 +126,7 @@ class StreamClock {
   static constexpr std::size_t kMarksKept = 512;
 
   [[nodiscard]] SharedEvent take_event();
-  // Every point taken on it counts as complete.
+  // The last event on it stands for every point taken since.
   static void bury(Lane& lane);
   [[nodiscard]] bool is_settled(Point p) const { return p.tick <= lanes_[p.stream].settled_tick; }
 

@@ -77,6 +77,7 @@ class ForwardingDriver : public Driver {
   [[nodiscard]] bool is_capturing(Stream stream) override { return driver_->is_capturing(stream); }
 
  protected:
+  [[nodiscard]] HostDriver& host() { return *driver_; }
   [[nodiscard]] virtual bool hears(Stream stream) const = 0;
   // The allocator's own: out, in, late.
   std::vector<Stream> created_;
@@ -120,6 +121,7 @@ class GoneStream final : public ForwardingDriver {
     if (stream != nullptr && stream == gone) throw DriverError("record: invalid handle");
     ForwardingDriver::record(event, stream);
   }
+  void launch(Stream stream, std::function<void()> work) { host().launch(stream, std::move(work)); }
   Stream gone = nullptr;
 
  private:

@@ -102,6 +102,28 @@ TEST(a_stream_that_is_gone_has_no_work_left) {
   EXPECT(waits.issue(driver) == 0);
 }
 
+TEST(the_last_event_on_a_stream_that_is_gone_is_still_waited_for) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    GoneStream driver(make_host_driver({.capacity_bytes = 1 << 20, .seed = seed}));
+    StreamClock clock(driver);
+    const StreamIndex first = clock.index_of(driver.create_stream());
+    const StreamIndex second = clock.index_of(driver.create_stream());
+    int value = 0;
+    int seen = 0;
+    driver.launch(clock.stream(first), [&] { value = 1; });
+    (void)clock.record(first);
+    const Fence fence(clock.now(first));
+    driver.gone = clock.stream(first);
+    (void)clock.record_all();
+
+    clock.wait(second, fence);
+    driver.launch(clock.stream(second), [&] { seen = value; });
+    driver.synchronize(clock.event_for(clock.record(second)).get());
+
+    EXPECT(seen == 1);
+  }
+}
+
 // A new stream may have the handle of one that is gone.
 TEST(a_handle_that_comes_back_is_a_stream_again) {
   GoneStream driver(make_host_driver({.capacity_bytes = 1 << 20}));

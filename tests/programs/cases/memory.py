@@ -55,12 +55,14 @@ DATA = (
     ),
     Case(
         "A stream of another library's was destroyed while memory that was freed on it waited.",
-        "It serves others. Work that was on the stream when it was destroyed is taken to be done, "
-        "for nobody can wait for it any more: synchronize before, as torch.cuda.ExternalStream "
-        "asks.",
+        "It serves others, behind the last event on that stream. What was queued there later is "
+        "taken to be done, for nobody can wait for it any more: synchronize before, as "
+        "torch.cuda.ExternalStream asks.",
         (
             "cuda.streams.stream_of_another_library",
             "tests/native/test_device.cpp::frames_freed_on_a_stream_that_is_gone_serve_others",
+            "tests/native/test_fence.cpp::"
+            "the_last_event_on_a_stream_that_is_gone_is_still_waited_for",
             "tests/native/test_fence.cpp::a_handle_that_comes_back_is_a_stream_again",
         ),
     ),
