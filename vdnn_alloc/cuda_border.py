@@ -18,12 +18,12 @@ from vdnn_alloc.errors import InstallError
 from vdnn_alloc.glue import load_glue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from vdnn_alloc.native import Glue, Native
 
 GLUE_SOURCE = "cuda_glue.cpp"
-GLUE_LIBRARIES = ("c10", "c10_cuda", "torch_cuda", "torch_cpu")
+GLUE_LIBRARIES = ("c10", "c10_cuda", "torch_cuda", "torch_cpu", "torch_python")
 
 # The first is read by torch from 2.10 on, the second by all; both hold key:value pairs.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -170,16 +170,41 @@ class CudaBorder:
 class PlainGlue:
     """What the controller talks to where there is no glue: no block may move."""
 
-    def save(self, alias: int, layer: int, save_index: int, flags: int) -> int:
-        """No generation: the tensor is kept where it is."""
-        del alias, layer, save_index, flags
-        return 0
+    def make_hooks(
+        self,
+        callbacks: Mapping[str, Callable[..., object]],
+        outside_flags: int,
+        sample: torch.Tensor,
+    ) -> PlainHooks:
+        del outside_flags, sample
+        return PlainHooks(callbacks["enter_root"])
 
-    def boundary(self, layer: int, phase: int) -> None:
-        """Where the thread is matters to blocks that move."""
 
-    def become_inert(self) -> None:
-        """It is."""
+class PlainHooks:
+    """Tells where a step begins, which the core must know to settle; where a thread is matters only
+    to blocks that move."""
+
+    pack = None
+    unpack = None
+
+    def __init__(self, enter_root: Callable[..., object]) -> None:
+        self._enter_root = enter_root
+        self.wants_opening = True
+
+    def enter(self, module: object) -> None:
+        del module
+        if self.wants_opening:
+            self._enter_root()
+
+    def leave(self, module: object, raised: bool) -> None:
+        """Nothing is counted by layer."""
+
+    def begin_episode(self) -> None:
+        self.wants_opening = False
+
+    def end_step(self) -> bool:
+        self.wants_opening = True
+        return True
 
 
 def _install_plain(native: Native) -> None:

@@ -4,42 +4,21 @@ An episode's signature is a rolling hash of its saves (layer, size, order). Unde
 order in which its saves came back, so that the next episode of the same shape knows when each
 save is used again. Nobody announces an episode: one opens when the program saves again after
 having taken something back, so gradient accumulation, several losses, evaluation and functional
-programs all fit. Nothing here depends on time, threads or addresses. Callers hold the GIL.
+programs all fit. That is decided, and its saves are counted, where they pass
+(allocator/torch_glue/hooks.cpp); here is what the finished ones taught. Nothing here depends on
+time, threads or addresses. Callers hold the GIL.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vdnn_alloc.native import Episode
 
 MAX_SIGNATURES = 64
-_PRIME = 0x100000001B3
-_MASK = (1 << 64) - 1
-
-
-@dataclass(slots=True, eq=False)
-class Episode:
-    """What is known of one episode. Its records keep it while they live."""
-
-    signature: int = 0
-    """Of the saves so far; 0 while there are none."""
-    saves: int = 0
-    live_records: int = 0
-    """Storages saved in it whose graph is alive."""
-    used: list[int] = field(default_factory=list)
-    """Save indices in the order of their first unpack."""
-    seen: set[int] = field(default_factory=set)
-    """The same indices, to look one up."""
-
-    def note_save(self, layer: int, size: int) -> None:
-        mixed = (self.signature ^ (layer << 44) ^ size) * _PRIME + 1
-        self.signature = (mixed & _MASK) or 1
-        self.saves += 1
-
-    def note_unpack(self, save_index: int) -> None:
-        if save_index not in self.seen:
-            self.seen.add(save_index)
-            self.used.append(save_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +39,21 @@ class _Learned:
 
 
 class Episodes:
-    """The open episode, and what the finished ones taught."""
+    """What the finished ones taught."""
 
     def __init__(self, max_signatures: int = MAX_SIGNATURES) -> None:
-        self.current: Episode | None = None
         self._learned: OrderedDict[int, _Learned] = OrderedDict()
         self._max_signatures = max_signatures
         self._last_signature = 0  # of the last finished episode that saved anything
-        self._is_stale = False  # an unpack or an optimizer step came since the last opening
 
-    @property
-    def wants_opening(self) -> bool:
-        """Whether the next pack or root forward begins another episode."""
-        episode = self.current
-        if episode is None or self._is_stale:
-            return True
-        return episode.saves > 0 and episode.live_records == 0
-
-    def open(self) -> Opening:
-        """Ends the open episode, if any, and begins the next."""
+    def open(self, ended: Episode | None) -> Opening:
+        """One has ended, if any was open, and the next begins."""
         finished = 0  # what saved nothing teaches nothing
-        if self.current is not None and self.current.saves > 0:
-            self._learn(self.current)
+        if ended is not None and ended.saves > 0:
+            self._learn(ended)
             finished = self._last_signature
-        self.current = Episode()
-        self._is_stale = False
         expected = self._expect(self._last_signature)
         return Opening(finished, expected, self._ranks(expected))
-
-    def note_unpack(self, episode: Episode, save_index: int) -> None:
-        episode.note_unpack(save_index)
-        self._is_stale = True
-
-    def note_step(self) -> None:
-        self._is_stale = True
 
     def _learn(self, episode: Episode) -> None:
         """Keeps the episode itself: its last unpacks may still come."""

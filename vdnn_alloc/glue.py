@@ -1,4 +1,4 @@
-"""Builds the torch glue once per torch: plain g++, no CUDA toolkit, under two seconds.
+"""Builds the torch glue once per torch and Python: plain g++, no CUDA toolkit, some seconds.
 
 The library depends on torch's C++ layout, so it is compiled against the torch that is installed
 and kept in a directory that only this user can write: what lies there is loaded as code. Its name
@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import stat
 import subprocess
+import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from vdnn_alloc.native import Native
 
 CACHE_VARIABLE = "VDNN_ALLOC_CACHE"
-HOST_SOURCE, HOST_LIBRARIES = "host_glue.cpp", ("c10", "torch_cpu")
-_SHARED_SOURCES = ("access_guard.cpp", "convolutions.cpp")
+HOST_SOURCE, HOST_LIBRARIES = "host_glue.cpp", ("c10", "torch_cpu", "torch_python")
+_SHARED_SOURCES = ("access_guard.cpp", "convolutions.cpp", "hooks.cpp", "saved_tensor.cpp")
 """What every glue is made of besides its own file."""
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared")
 _TORCH = Path(torch.__file__).parent
@@ -117,13 +117,24 @@ def _flags(sources: list[Path]) -> list[str]:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-I{folder}" for folder in folders),
         f"-isystem{_TORCH / 'include'}",
+        f"-isystem{_python_headers()}",
     ]
+
+
+def _python_headers() -> Path:
+    folder = Path(sysconfig.get_path("include"))
+    if not (folder / "Python.h").exists():
+        raise InstallError(
+            f"Python.h is not in {folder}, and the part that meets torch is compiled at first "
+            "use; install this Python's headers (python3-dev, or a Python that brings them)"
+        )
+    return folder
 
 
 def _key(sources: list[Path], command: list[str]) -> str:
     digest = hashlib.sha256()
     version = subprocess.run([command[0], "--version"], capture_output=True, check=False).stdout
-    facts = [torch.__version__, platform.machine(), *command]
+    facts = [torch.__version__, str(sysconfig.get_config_var("SOABI")), *command]
     digest.update(version + "\0".join(facts).encode())
     for path in sources:
         digest.update(path.read_bytes())

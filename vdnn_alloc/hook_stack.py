@@ -57,9 +57,10 @@ class HookStack:
 
     def __init__(
         self,
-        pack: Callable[[torch.Tensor], Any],
-        unpack: Callable[[Any], torch.Tensor],
+        pack: Callable[[torch.Tensor], Any] | None,
+        unpack: Callable[[Any], torch.Tensor] | None,
     ) -> None:
+        """Without a pair nothing is pushed."""
         self._pack = pack
         self._untraced_pack = self._pack_untraced  # one object, so that it can be recognised
         self._unpack = unpack
@@ -94,6 +95,8 @@ class HookStack:
         """None: not now. See Note [Tracing]."""
         if _core._get_dispatch_mode(_PROXIES) is not None:
             return None
+        if self._pack is None:
+            return None
         return self._untraced_pack if _core._is_tracing() else self._pack
 
     def _may_push(self) -> bool:
@@ -104,6 +107,7 @@ class HookStack:
     def _pack_untraced(self, x: torch.Tensor) -> object:
         tracing = _core._get_tracing_state()
         _core._set_tracing_state(None)
+        assert self._pack is not None
         try:
             return self._pack(x)
         finally:

@@ -1,36 +1,23 @@
-"""Which layer runs on this thread, and what layers are called.
+"""What layers are called.
 
-A layer is a module; its number is shared with the core, which keeps a row of counters for it.
-Forward hooks tell us when one begins and ends; backward is recognised by the layer of what it
-unpacks. Full backward hooks would break in-place code, so there are none.
+A layer is a module; its number is shared with the core, which keeps a row of counters for it. 0 is
+what runs in no module. Forward hooks tell when one begins and ends; backward is recognised by the
+layer of what it unpacks. Full backward hooks would break in-place code, so there are none.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
-from vdnn_alloc.native import OUTSIDE
 from vdnn_alloc.plan import LayerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OUTSIDE_LAYER = 0
 _CONVOLUTIONS = (torch.nn.modules.conv._ConvNd,)
-
-
-class ThreadState(threading.local):
-    """Where one thread is. Every attribute is per thread; the values here are its start."""
-
-    def __init__(self) -> None:
-        self.stack: list[int] = []
-        """Layers whose forward runs, innermost last."""
-        self.position = (OUTSIDE_LAYER, OUTSIDE)
-        """The (layer, phase) that the core was told last."""
 
 
 class Layers:

@@ -1,7 +1,7 @@
 """The C interface in Python: finds the libraries, mirrors vdnn_alloc.h, turns status into errors.
 
-The only file that imports ctypes. Calls that are short by contract keep the GIL (PyDLL: no other
-thread is let in between two steps of a hook); calls that may wait for a copy give it up (CDLL).
+The only file that imports ctypes. Calls of the core give the GIL up (CDLL); those of the glue keep
+it (PyDLL), for they take and return Python objects.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vdnn_alloc.errors import BudgetError, ConfigError, DriverError, InstallError, VdnnError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ABI_VERSION = 3
 LIBRARY = "libvdnn_alloc.so"
@@ -210,36 +210,73 @@ class Native:
         return int(ctypes.cast(getattr(self._library, function), _pointer).value or 0)
 
 
+class Tensor(Protocol):
+    """A torch.Tensor, for who must not import torch."""
+
+    _cdata: int
+
+
+class Episode(Protocol):
+    """What one forward saved, and the order in which its backward took it back."""
+
+    @property
+    def signature(self) -> int:
+        """Of the saves so far: their layers, sizes and order. 0 while there are none."""
+
+    @property
+    def saves(self) -> int:
+        """How many there are."""
+
+    @property
+    def used(self) -> list[int]:
+        """Save indices in the order of their first unpack. It may still grow."""
+
+
+class Hooks(Protocol):
+    """The hooks in C++; see allocator/torch_glue/hooks.cpp."""
+
+    @property
+    def wants_opening(self) -> bool:
+        """Whether the next save or root module begins another episode."""
+
+    def pack(self, x: Any, /) -> Any: ...
+    def unpack(self, saved: Any, /) -> Any: ...
+    def enter(self, module: object, /) -> None: ...
+    def leave(self, module: object, raised: bool, /) -> None: ...
+    def end_step(self) -> bool:
+        """False, and nothing is done, in a forked child."""
+
+    def begin_episode(self) -> Episode | None:
+        """Opens an episode and returns the one that has ended, if there is one."""
+
+    def records(self) -> dict[int, list[int]]:
+        """For tests: the `_cdata` of each alias, by generation of the record's block."""
+
+    def set_max_aliases(self, count: int, /) -> None:
+        """For tests: how many aliases a record may have."""
+
+
 class Glue:
     """The library built against the installed torch; see allocator/torch_glue/.
 
-    An alias is named by the number in its `_cdata`.
+    A tensor is named by the number in its `_cdata`.
     """
 
     def __init__(self, path: Path, native: Native) -> None:
         self._native = native
-        brief, waiting = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        brief = ctypes.PyDLL(str(path))
         self.torch_version = _bind(brief, "vdnn_glue_torch_version", _u32)
         self._library = brief
-        self.save = _bind(brief, "vdnn_glue_save", _u64, _pointer, _u32, _u32, _u32)
-        """(alias, layer, save_index, flags) -> generation, or 0 if it may not move."""
-        self.release: Callable[[int, int], None] = _bind(
-            brief, "vdnn_glue_release", None, _pointer, _u64
-        )
-        """(alias, generation): we are about to drop our aliases, of which this is one."""
-        self.use_count = _bind(brief, "vdnn_glue_use_count", _u64, _pointer)
-        self.boundary = _bind(waiting, "vdnn_glue_boundary", None, _u32, _u32)
-        """(layer, phase) of the calling thread from now on."""
-        self._restore = _bind(
-            waiting,
-            "vdnn_glue_restore",
-            _int,
-            _u64,
+        self._make_hooks = _bind(
+            brief,
+            "vdnn_glue_make_hooks",
+            ctypes.py_object,
+            ctypes.py_object,
             _u32,
-            ctypes.POINTER(_pointer),
-            _size,
-            ctypes.POINTER(Restored),
+            ctypes.py_object,
+            _pointer,
         )
+        self.use_count = _bind(brief, "vdnn_glue_use_count", _u64, _pointer)
 
     def install_cpu(self) -> None:
         """Of host_glue.cpp."""
@@ -251,30 +288,18 @@ class Glue:
         if install(device_count) != OK:
             raise InstallError("CUDA has started in this process; install vdnn_alloc before that")
 
-    def become_inert(self) -> None:
-        """In a forked child: records that die there must not reach the parent's core."""
-        self.release = _ignore_release
+    def make_hooks(
+        self, callbacks: Mapping[str, Callable[..., object]], outside_flags: int, sample: Tensor
+    ) -> Hooks:
+        """The hooks of this process, which call back for what is seldom; see hooks.hpp.
 
-    def restore(
-        self, generation: int, save_index: int, aliases: ctypes.Array[ctypes.c_void_p]
-    ) -> int:
-        """Makes the data whole under all aliases; returns its generation from now on.
+        `outside_flags` are those of what is saved outside every module, `sample` is any tensor.
 
-        Returns 0 if there is no such block any more: someone who held the storage too has resized
-        it, so it never left and the aliases show what it holds now.
+        Raises:
+            ImportError: the tensors of this torch are not those that the glue knows.
         """
-        restored = Restored()
-        status = self._restore(
-            generation, save_index, aliases, len(aliases), ctypes.byref(restored)
-        )
-        if status == INVALID:
-            return 0
-        self._native.check(status)
-        return int(restored.generation)
-
-
-def pointer_array(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_pointer * len(addresses))(*addresses)
+        hooks: Hooks = self._make_hooks(dict(callbacks), outside_flags, sample, sample._cdata)
+        return hooks
 
 
 def find_library() -> Path:
@@ -302,10 +327,6 @@ def _bind(
     function.argtypes = arguments
     bound: ctypes._NamedFuncPointer = function
     return bound
-
-
-def _ignore_release(alias: int, generation: int) -> None:
-    del alias, generation
 
 
 _ERRORS: dict[int, type[VdnnError]] = {

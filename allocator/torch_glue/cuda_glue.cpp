@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "access_guard.hpp"
+#include "border.hpp"
 #include "convolutions.hpp"
 #include "cuda_allocator.hpp"
 #include "storage.hpp"
@@ -34,6 +35,7 @@ cudaStream_t current_stream(int device) {
 
 }  // namespace
 
+// border.hpp says what each does, but for the two that only Python calls.
 extern "C" {
 
 // torch's version at build, as major * 100 + minor.
@@ -61,8 +63,6 @@ int vdnn_glue_install_cuda(int device_count) {
   return VDNN_OK;
 }
 
-// Autograd saves what `alias` shows. Returns the generation of its block, or 0 if it may not
-// move; otherwise the caller keeps the alias until it calls vdnn_glue_release.
 std::uint64_t vdnn_glue_save(const void* alias, std::uint32_t layer, std::uint32_t save_index,
                              std::uint32_t flags) {
   const c10::TensorImpl& tensor = tensor_at(alias);
@@ -74,8 +74,6 @@ std::uint64_t vdnn_glue_save(const void* alias, std::uint32_t layer, std::uint32
                    current_stream(device), layer, save_index, flags);
 }
 
-// Autograd asks for `generation`, which `aliases` are all the caller's aliases of. On VDNN_OK the
-// data is whole under each of them, and its generation is out->generation from now on.
 vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index,
                               void* const* aliases, std::size_t count, vdnn_restored* out) {
   const int device = device_of(aliases[0]);
@@ -83,12 +81,10 @@ vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index
                  out);
 }
 
-// The caller is about to drop its aliases of `generation`, of which `alias` is one.
 void vdnn_glue_release(const void* alias, std::uint64_t generation) {
   vdnn_abandon(device_of(alias), generation);
 }
 
-// The calling thread now runs `layer` in `phase` (vdnn_phase), on every device that has been used.
 void vdnn_glue_boundary(std::uint32_t layer, std::uint32_t phase) {
   for (int device = 0; device < cuda_allocator().device_count(); ++device) {
     if (cuda_allocator().is_used(device)) {
@@ -97,7 +93,6 @@ void vdnn_glue_boundary(std::uint32_t layer, std::uint32_t phase) {
   }
 }
 
-// How many references hold the storage of `tensor_impl`; for tests.
 std::uint64_t vdnn_glue_use_count(const void* tensor_impl) {
   return read_use_count(tensor_at(tensor_impl).unsafe_storage().unsafeGetStorageImpl());
 }

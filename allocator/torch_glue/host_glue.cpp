@@ -8,6 +8,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "access_guard.hpp"
+#include "border.hpp"
 #include "storage.hpp"
 
 namespace vdnn::glue {
@@ -57,6 +58,7 @@ Border border() { return {&host_allocator(), &free_block, nullptr}; }
 
 }  // namespace
 
+// border.hpp says what each does, but for the two that only Python calls.
 extern "C" {
 
 // torch's version at build, as major * 100 + minor.
@@ -72,8 +74,6 @@ int vdnn_glue_install_cpu(void) {
   return VDNN_OK;
 }
 
-// Autograd saves what `alias` shows. Returns the generation of its block, or 0 if it may not
-// move; otherwise the caller keeps the alias until it calls vdnn_glue_release.
 std::uint64_t vdnn_glue_save(const void* alias, std::uint32_t layer, std::uint32_t save_index,
                              std::uint32_t flags) {
   c10::StorageImpl* storage = movable_storage(tensor_at(alias), &free_block);
@@ -82,24 +82,19 @@ std::uint64_t vdnn_glue_save(const void* alias, std::uint32_t layer, std::uint32
                    save_index, flags);
 }
 
-// Autograd asks for `generation`, which `aliases` are all the caller's aliases of. On VDNN_OK the
-// data is whole under each of them, and its generation is out->generation from now on.
 vdnn_status vdnn_glue_restore(std::uint64_t generation, std::uint32_t save_index,
                               void* const* aliases, std::size_t count, vdnn_restored* out) {
   return restore(border(), kDevice, generation, nullptr, save_index, {aliases, count}, out);
 }
 
-// The caller is about to drop its aliases of `generation`, of which `alias` is one.
 void vdnn_glue_release(const void* /*alias*/, std::uint64_t generation) {
   vdnn_abandon(kDevice, generation);
 }
 
-// The calling thread now runs `layer` in `phase` (vdnn_phase).
 void vdnn_glue_boundary(std::uint32_t layer, std::uint32_t phase) {
   vdnn_boundary(kDevice, layer, phase, nullptr);
 }
 
-// How many references hold the storage of `tensor_impl`; for tests.
 std::uint64_t vdnn_glue_use_count(const void* tensor_impl) {
   return read_use_count(tensor_at(tensor_impl).unsafe_storage().unsafeGetStorageImpl());
 }

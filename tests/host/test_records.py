@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tests.helpers import fresh
 
+if TYPE_CHECKING:
+    from vdnn_alloc.native import Hooks
+
 SHAPE = (123 * 8, 256)  # just under 1 MB
 TIGHT = {"budget": "12MiB", "check": 3}
 
 
-def parts() -> tuple[Any, Any]:
-    """The glue, and the records that are alive by generation."""
+def hooks() -> Hooks:
+    """Those of this process."""
     from vdnn_alloc.installation import installation
 
-    return installation().glue, installation().controller.saved_tensors._records
+    return installation().controller.hooks
 
 
-def held(record: Any) -> int:
-    """How many references hold the record's storage, by torch's own count."""
-    return int(parts()[0].use_count(record.aliases[0]._cdata))
+def held(aliases: list[int]) -> int:
+    """How many references hold the storage of a record's aliases, by torch's own count."""
+    from vdnn_alloc.installation import installation
+
+    counts = {int(installation().glue.use_count(alias)) for alias in aliases}
+    assert len(counts) == 1, "they show one storage"
+    return counts.pop()
 
 
 def layered(count: int, *, width: int = 3) -> torch.Tensor:
@@ -38,13 +45,12 @@ def layered(count: int, *, width: int = 3) -> torch.Tensor:
 def counts_after_a_move() -> tuple[int, int, list[bool]]:
     """Whether every storage that came back is held by its record's aliases and nothing else."""
     loss = layered(10)
-    records = list(parts()[1].values())
-    before = {id(record): record.generation for record in records}
+    before = hooks().records()
     loss.backward(retain_graph=True)
-    moved = [record for record in records if record.generation != before[id(record)]]
-    exact = [held(record) == len(record.aliases) for record in moved]
-    shared = [len({a.untyped_storage().data_ptr() for a in r.aliases}) == 1 for r in moved]
-    return len(moved), max(len(record.aliases) for record in moved), [*exact, *shared]
+    moved = [aliases for life, aliases in hooks().records().items() if life not in before]
+    exact = [held(aliases) == len(aliases) for aliases in moved]
+    same = sorted(map(sorted, hooks().records().values())) == sorted(map(sorted, before.values()))
+    return len(moved), max(len(aliases) for aliases in moved), [*exact, same]
 
 
 def test_after_a_move_the_aliases_of_the_record_and_nothing_else_hold_the_storage() -> None:
@@ -67,7 +73,7 @@ def input_saved_again_and_again() -> tuple[list[float], int]:
         gc.collect()
         seen.append(float(kept[5, 5]))
     assert weight.grad is not None
-    return [*seen, float(weight.grad[5, 5])], len(list(parts()[1].values()))
+    return [*seen, float(weight.grad[5, 5])], len(hooks().records())
 
 
 def test_a_tensor_that_the_program_holds_stays_though_old_records_counted_it() -> None:
@@ -102,15 +108,13 @@ def test_a_storage_that_its_holder_resized_is_read_as_it_is_now() -> None:
 
 def many_saves_of_one_storage() -> tuple[int, float]:
     """Graphs that overlap for ever, all of which save the same buffer."""
-    from vdnn_alloc import saved_tensors
-
-    saved_tensors._MAX_ALIASES = 50
+    hooks().set_max_aliases(50)
     buffer, graph = torch.full(SHAPE, 2.0), None
     weight = torch.ones(SHAPE, requires_grad=True)
     most = 0
     for _ in range(200):
         previous, graph = graph, (buffer * weight).sum()
-        most = max([most, *(len(record.aliases) for record in parts()[1].values())])
+        most = max([most, *map(len, hooks().records().values())])
         if previous is not None:
             previous.backward()
     assert weight.grad is not None
