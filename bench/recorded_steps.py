@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from vdnn_alloc.step_profile import Event, EventKind, ProfiledBlock, StepProfile
 
 H200_BYTES_PER_SECOND = 55.2e9  # pinned copies, one direction at a time
+GPU_PIECE_BYTES = 32 << 20  # kLeastPieceFrames of allocator/mover.cpp, in frames of 2 MiB
 NS_PER_US = 1000
 
 
@@ -62,6 +63,7 @@ def convert(recording: dict[str, Any], bytes_per_second: float) -> StepProfile:
         base_bytes=recording["base"],
         out_bytes_per_second=bytes_per_second,
         in_bytes_per_second=bytes_per_second,
+        least_piece_bytes=GPU_PIECE_BYTES,
         blocks=tuple(blocks),
         events=tuple(_events(rows)),
     )

@@ -32,8 +32,8 @@ CORE_ROOMS = """
 
 # From the bottom up. A module or package may import only those before it in this list.
 PYTHON_ROOMS = """
-    errors units plan step_profile ideal_step simulate policies config host_memory budgets native
-    snapshot reports exit_report
+    errors units plan step_profile ideal_step simulate range_levels planner
+    policies config host_memory budgets native snapshot reports exit_report
     glue cuda_border border hook_stack layers episodes saved_tensors controller installation
     commands __init__ __main__
 """.split()  # noqa: SIM905

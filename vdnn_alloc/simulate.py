@@ -4,8 +4,9 @@ Note [How a plan runs]
 Compute passes the events of the profile in their order, and waits where it must. Copies of each
 direction run one at a time, whole blocks, in the order in which they were asked for; the two
 directions do not slow each other. All of it is as in the core, with these simplifications:
-  - a copy out is asked for when compute has passed the plan's event, and its frames are free once
-    it has ended and the block is cold, whether or not someone wants them;
+  - a copy out is asked for when compute has passed the plan's event. It goes piece by piece, and
+    the frames of a piece are free once that has ended and the block is cold, whether or not
+    someone wants them;
   - a prefetch takes its frames when its copy begins. The first in the queue waits until they are
     free, and those behind it wait too. Compute that waits for frames takes them first;
   - a block whose prefetch is asked for before it has left stays, and is not copied back;
@@ -106,9 +107,6 @@ class _Place(enum.Enum):
     FREED = enum.auto()
 
 
-_HAS_NO_FRAMES = (_Place.HOST, _Place.QUEUED)
-
-
 class _Run:
     """The state of the simulated device."""
 
@@ -124,11 +122,14 @@ class _Run:
         self._device_bytes = profile.base_bytes
         self._places = [_Place.DEVICE] * len(profile.blocks)
         self._cold: set[int] = set()
-        self._copied: set[int] = set()
+        self._copied: dict[int, int] = defaultdict(int)
+        """Bytes whose copy out has ended, and whose frames are not free yet."""
+        self._given_up: dict[int, int] = defaultdict(int)
+        """Bytes of a block that is leaving whose frames are free."""
         self._queue: deque[int] = deque()
         self._out_free_ns = self._in_free_ns = 0
-        self._copies: list[tuple[int, int]] = []
-        """(end, block) of each copy under way or waiting for its stream; a heap."""
+        self._copies: list[tuple[int, int, int]] = []
+        """(end, block, bytes) of each piece under way or waiting for its stream; a heap."""
 
     # --- compute ------------------------------------------------------------------------------
 
@@ -187,14 +188,20 @@ class _Run:
         self.peak_bytes = max(self.peak_bytes, self._device_bytes)
 
     def _release(self, block: int) -> None:
-        is_leaving = self._places[block] is _Place.LEAVING
-        if is_leaving and block in self._cold and block in self._copied:
+        is_free = self._places[block] is _Place.LEAVING and block in self._cold
+        if not is_free and self._places[block] is not _Place.QUEUED:
+            return
+        copied_bytes = self._copied.pop(block, 0)
+        self._device_bytes -= copied_bytes
+        self._given_up[block] += copied_bytes
+        if is_free and self._is_out(block):
             self._places[block] = _Place.HOST
-            self._device_bytes -= self._profile.blocks[block].size_bytes
+
+    def _is_out(self, block: int) -> bool:
+        return self._given_up[block] == self._profile.blocks[block].size_bytes
 
     def _free(self, block: int) -> None:
-        if self._places[block] not in _HAS_NO_FRAMES:
-            self._device_bytes -= self._profile.blocks[block].size_bytes
+        self._device_bytes -= self._profile.blocks[block].size_bytes - self._given_up[block]
         if self._places[block] is _Place.QUEUED:
             self._queue.remove(block)
         self._places[block] = _Place.FREED
@@ -207,28 +214,36 @@ class _Run:
         self._places[block] = _Place.LEAVING
         size_bytes = self._profile.blocks[block].size_bytes
         begin_ns = max(self._now_ns, self._out_free_ns)
-        self._out_free_ns = begin_ns + _ns(size_bytes, self._profile.out_bytes_per_second)
+        piece_bytes, done_bytes = self._profile.piece_of(size_bytes), 0
+        while done_bytes < size_bytes:
+            next_bytes = min(piece_bytes, size_bytes - done_bytes)
+            done_bytes += next_bytes
+            end_ns = begin_ns + _ns(done_bytes, self._profile.out_bytes_per_second)
+            heapq.heappush(self._copies, (end_ns, block, next_bytes))
+        self._out_free_ns = end_ns
         self.offloaded_bytes += size_bytes
-        heapq.heappush(self._copies, (self._out_free_ns, block))
 
     def _ask_back(self, block: int) -> None:
-        if self._places[block] is _Place.HOST:
+        is_leaving = self._places[block] is _Place.LEAVING
+        if self._places[block] is _Place.HOST or (is_leaving and self._given_up[block]):
             self._places[block] = _Place.QUEUED
             self._queue.append(block)
-        elif self._places[block] in (_Place.DEVICE, _Place.LEAVING):
+        elif is_leaving or self._places[block] is _Place.DEVICE:
             self._places[block] = _Place.RETURNED
 
     def _begin_prefetches(self) -> None:
         while self._queue and self._in_free_ns <= self._now_ns:
             size_bytes = self._profile.blocks[self._queue[0]].size_bytes
-            if self._device_bytes + size_bytes > self._budget_bytes:
+            fits = self._device_bytes + size_bytes <= self._budget_bytes
+            if not fits or not self._is_out(self._queue[0]):
                 return
             block = self._queue.popleft()
             self._take(block)
+            self._given_up[block] = 0
             self._places[block] = _Place.COMING
             self.prefetched_bytes += size_bytes
             self._in_free_ns = self._now_ns + _ns(size_bytes, self._profile.in_bytes_per_second)
-            heapq.heappush(self._copies, (self._in_free_ns, block))
+            heapq.heappush(self._copies, (self._in_free_ns, block, size_bytes))
 
     def _pass_time(self, until_ns: int) -> None:
         while self._copies and self._copies[0][0] <= until_ns:
@@ -237,13 +252,13 @@ class _Run:
         self._now_ns = max(self._now_ns, until_ns)
 
     def _end_copy(self) -> None:
-        """Time passes to the end of the copy that ends first."""
-        end_ns, block = heapq.heappop(self._copies)
+        """Time passes to the end of the piece that ends first."""
+        end_ns, block, size_bytes = heapq.heappop(self._copies)
         self._now_ns = max(self._now_ns, end_ns)
         if self._places[block] is _Place.COMING:
             self._places[block] = _Place.RETURNED
         else:
-            self._copied.add(block)
+            self._copied[block] += size_bytes
             self._release(block)
 
 

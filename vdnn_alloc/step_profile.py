@@ -27,6 +27,8 @@ from vdnn_alloc.plan import LayerKind
 FORMAT = "vdnn_alloc.step_profile"
 VERSION = 1
 NS_PER_SECOND = 10**9
+PIECES = 32
+"""At most, of one copy out; see `Mover` in allocator/mover.hpp."""
 
 
 class ProfileError(VdnnError, ValueError):
@@ -101,10 +103,19 @@ class StepProfile:
     """In the order in which the device reaches them."""
     layers: tuple[LayerTime, ...] = field(default=(OUTSIDE,))
     """Layer 0 is code outside every module."""
+    least_piece_bytes: int = 0
+    """A block that leaves gives up its frames piece by piece, a 32nd of it or this much at a time.
+    0: all at once, at the end of its copy."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_events(self)
+
+    def piece_of(self, size_bytes: int) -> int:
+        """In which a block of this size gives up its frames."""
+        if self.least_piece_bytes == 0:
+            return size_bytes
+        return max(self.least_piece_bytes, -(-size_bytes // PIECES))
 
     @property
     def peak_bytes(self) -> int:
@@ -143,6 +154,7 @@ class StepProfile:
             "base_bytes": self.base_bytes,
             "out_bytes_per_second": self.out_bytes_per_second,
             "in_bytes_per_second": self.in_bytes_per_second,
+            "least_piece_bytes": self.least_piece_bytes,
             "layers": [[a.name, a.kind.value, a.forward_ns, a.backward_ns] for a in self.layers],
             "blocks": [[b.size_bytes, b.layer, b.is_workspace] for b in self.blocks],
             "events": [[time_ns, kind.value, block] for time_ns, kind, block in self.events],
@@ -187,6 +199,7 @@ def _read(document: dict[str, Any]) -> StepProfile:
         base_bytes=int(document["base_bytes"]),
         out_bytes_per_second=float(document["out_bytes_per_second"]),
         in_bytes_per_second=float(document["in_bytes_per_second"]),
+        least_piece_bytes=int(document.get("least_piece_bytes", 0)),
         blocks=tuple(ProfiledBlock(*row) for row in document["blocks"]),
         events=tuple(Event(at, kinds[kind], block) for at, kind, block in document["events"]),
         layers=tuple(LayerTime(a, LayerKind(kind), f, b) for a, kind, f, b in document["layers"]),

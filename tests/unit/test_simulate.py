@@ -192,7 +192,8 @@ RATES = st.sampled_from((3e8, 1e9, 2.5e9))
 def test_no_plan_beats_the_bound_or_passes_the_budget(
     data: st.DataObject, short: Short, out_rate: float, in_rate: float
 ) -> None:
-    profile = replace(short[0], out_bytes_per_second=out_rate, in_bytes_per_second=in_rate)
+    rates = {"out_bytes_per_second": out_rate, "in_bytes_per_second": in_rate}
+    profile = replace(short[0], **rates, least_piece_bytes=data.draw(st.sampled_from((0, 1, 2))))
     budget = short[1]
     bound = ideal_step_time(profile, budget)
 
@@ -234,6 +235,28 @@ def test_a_planned_block_moves_whole() -> None:
 
     assert simulated.step_time_ns == 12 + 6 + 8
     assert simulated.peak_bytes == 10
+    assert (simulated.offloaded_bytes, simulated.prefetched_bytes) == (10, 10)
+
+
+def test_frames_that_were_copied_go_before_the_whole_block_is_out() -> None:
+    # In pieces of 2, 6 bytes are out at 6: block 1 comes 2 ns late. All are out at 10, when block 1
+    # goes; back from 10 to 20, and the use, due at 12 by then, is 8 ns late.
+    profile = replace(ONE_MAP, least_piece_bytes=2)
+
+    simulated = simulate(profile, plan(Move(0, prefetch_event=RELEASE)), 10)
+
+    assert simulated.stall_ns == 2 + 8
+    assert simulated.peak_bytes == 10
+
+
+def test_a_block_that_is_asked_back_in_the_midst_of_leaving_goes_out_first() -> None:
+    # 4 of 10 bytes are out at 4, when it is asked back: the rest follows until 10, then it returns.
+    rows = [(0, "alloc", 0), (0, "save", 0), (0, "cold", 0), (4, "alloc", 1), (5, "free", 1)]
+    profile = replace(make_profile([10, 4], [*rows, (6, "use", 0)], 6), least_piece_bytes=2)
+
+    simulated = simulate(profile, plan(Move(0, prefetch_event=4)), 10)
+
+    assert simulated.stall_ns == 20 - 6
     assert (simulated.offloaded_bytes, simulated.prefetched_bytes) == (10, 10)
 
 
