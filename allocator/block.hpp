@@ -95,6 +95,7 @@ struct Block {
   Backing* backing = nullptr;   // that `host` lies in, if its address shows it or is about to
   std::uint64_t departure = 0;  // number of its latest copy out: who started it may ask
   Fence host_ready;             // the copy out
+  std::vector<Point> pieces;    // of it, in order of address; see Mover::offload
   Fence ready;                  // the copy in: every user's stream waits for it
   Block* first_life = nullptr;
   Block* second_life = nullptr;

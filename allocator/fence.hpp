@@ -123,7 +123,7 @@ class StreamClock {
     std::deque<Mark> marks;
   };
   // Older marks are forgotten; a wait then names a later event, which is stronger.
-  static constexpr std::size_t kMarksKept = 512;
+  static constexpr std::size_t kMarksKept = 4096;
 
   [[nodiscard]] SharedEvent take_event();
   // The last event on it stands for every point taken since.

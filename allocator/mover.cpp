@@ -1,6 +1,7 @@
 // Every copy starts here: see mover.hpp.
 #include "mover.hpp"
 
+#include <algorithm>
 #include <atomic>
 
 #include "check.hpp"
@@ -79,27 +80,43 @@ Fence Mover::record_last_use(const Block& block) {
   return fence;
 }
 
-void Mover::offload(Block& block, void* host, Backing* backing) {
+std::size_t Mover::piece_frames(const Block& block) {
+  return std::max(kLeastPieceFrames, (block.frames + kMostPieces - 1) / kMostPieces);
+}
+
+// What the program holds leaves whole: its frames are free only when its address shows the backing.
+void Mover::copy_out(Block& block, void* host, Backing* backing) {
   const Stream out = state_.clock.stream(out_);
+  if (backing != nullptr) {
+    state_.driver->copy_to_backing(*backing, block.address, block.bytes, out);
+    return;
+  }
+  const std::size_t piece_bytes = piece_frames(block) * state_.driver->frame_bytes();
+  for (std::size_t at = 0; at < block.bytes; at += piece_bytes) {
+    if (at > 0) block.pieces.push_back(state_.clock.record(out_));
+    state_.driver->copy_to_host(static_cast<char*>(host) + at, block.address + at,
+                                std::min(piece_bytes, block.bytes - at), out);
+  }
+}
+
+void Mover::offload(Block& block, void* host, Backing* backing) {
   state_.clock.expect_other_streams();
+  block.pieces.clear();
   try {
     state_.clock.wait(out_, record_last_use(block));
-    if (backing == nullptr) {
-      state_.driver->copy_to_host(host, block.address, block.bytes, out);
-    } else {
-      state_.driver->copy_to_backing(*backing, block.address, block.bytes, out);
-    }
+    copy_out(block, host, backing);
   } catch (...) {
-    // Nobody has touched it, and the data is where it was.
+    // The data is where it was. Pieces that were queued before the refusal still write to `host`.
     if (backing == nullptr) {
-      state_.host.free(host, Fence());
+      state_.host.free(host, Fence(state_.clock.now(out_)));
     } else {
       state_.backings.give_back(backing, Fence());
     }
     throw;
   }
   // If this throws the copy is under way into `host`, which is then lost rather than reused.
-  block.host_ready = Fence(state_.clock.record(out_));
+  block.pieces.push_back(state_.clock.record(out_));
+  block.host_ready = Fence(block.pieces.back());
   block.host = host;
   block.backing = backing;
   state_.table.set_state(block, BlockState::kOffloading);
@@ -112,8 +129,15 @@ void Mover::offload(Block& block, void* host, Backing* backing) {
 }
 
 void Mover::release(Block& block) {
-  // The copy waited for every user of the block, so it alone is the fence.
-  state_.pool.give_back(block.mapping->prefix(block.frames), block.host_ready);
+  // The copy waited for every user of the block, so it alone is the fence, piece by piece.
+  const auto frames = block.mapping->prefix(block.frames);
+  const std::size_t each = piece_frames(block);
+  for (std::size_t i = 0; i < block.pieces.size(); ++i) {
+    const std::size_t first = i * each;
+    const std::size_t count = std::min(each, frames.size() - first);
+    state_.pool.give_back(frames.subspan(first, count), Fence(block.pieces[i]));
+  }
+  block.pieces.clear();
   block.mapping->last_use.add(block.host_ready);
   state_.table.set_state(block, BlockState::kOffloaded);
   state_.book.leave(block);

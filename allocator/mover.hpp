@@ -38,7 +38,8 @@ class Mover {
   [[nodiscard]] void* host_room(const Block& block);
 
   // Resident -> Offloading: queues the copy out behind the block's fence (rule 3). If that throws,
-  // the block stays as it is and `host` is given back (rule 5).
+  // the block stays as it is and `host` is given back (rule 5). The copy goes in pieces, each of
+  // them with frames of its own, so that who takes some of the frames waits for those alone.
   void offload(Block& block, void* host) { offload(block, host, nullptr); }
   // The same for a block that is held: into what its address will show.
   void offload(Block& block, Backing& backing) {
@@ -66,7 +67,14 @@ class Mover {
   void forget_host_copy(Block& block);
 
  private:
+  // Pieces have at most a 32nd of a block's frames, and at least so many: 32 MiB on a GPU, where a
+  // copy of that size runs at full speed.
+  static constexpr std::size_t kMostPieces = 32;
+  static constexpr std::size_t kLeastPieceFrames = 16;
+
   void offload(Block& block, void* host, Backing* backing);
+  void copy_out(Block& block, void* host, Backing* backing);
+  [[nodiscard]] static std::size_t piece_frames(const Block& block);
   void give_up_address(Block& block);
   void bury(Mapping& mapping);
   [[nodiscard]] Fence record_last_use(const Block& block);

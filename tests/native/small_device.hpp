@@ -17,6 +17,7 @@ struct SmallDeviceOptions {
   std::uint32_t policy = VDNN_POLICY_PRESSURE;
   std::size_t host_budget_bytes = std::size_t{16} << 20;
   std::uint64_t seed = 0;
+  std::uint64_t bytes_per_second = 0;
   // Puts something between the device and its driver.
   std::function<std::unique_ptr<Driver>(std::unique_ptr<HostDriver>)> wrap = nullptr;
 };
@@ -26,8 +27,10 @@ class SmallDevice {
  public:
   explicit SmallDevice(const SmallDeviceOptions& options = {})
       : budget_bytes(options.frames * kFrame) {
-    auto made = make_host_driver(
-        {.frame_bytes = kFrame, .capacity_bytes = budget_bytes, .seed = options.seed});
+    auto made = make_host_driver({.frame_bytes = kFrame,
+                                  .capacity_bytes = budget_bytes,
+                                  .seed = options.seed,
+                                  .bytes_per_second = options.bytes_per_second});
     driver = made.get();
     vdnn_config config{};
     config.policy = options.policy;
