@@ -86,6 +86,8 @@ struct Block {
   bool is_eager = false;
   bool outlives_records = false;  // its records are dead, and it was not freed: somebody holds it
   bool is_exempt = false;         // never leaves while it is held
+  bool is_planned = false;        // a plan wants it to leave
+  bool is_asked_back = false;     // the plan has asked for it: it leaves by that plan no more
   bool was_dropped = false;       // its prefetch was given up once: wait for the demand
   std::vector<PendingUse> uses;   // saves not restored yet
   NextUse next_use;               // derived from them

@@ -115,6 +115,35 @@ uint64_t vdnn_workspace_bytes(int device) {
   return bytes;
 }
 
+void vdnn_record_next_episode(void) {
+  for (vdnn::Device* device : vdnn::devices()) device->record_next_episode();
+}
+
+uint64_t vdnn_used_devices(void) {
+  uint64_t used = 0;
+  for (const vdnn::Device* device : vdnn::devices()) used |= uint64_t{1} << device->ordinal();
+  return used;
+}
+
+size_t vdnn_read_step(int device, vdnn_step* step, vdnn_step_event* events, size_t capacity) {
+  size_t count = 0;
+  const vdnn_status status =
+      vdnn::at_border([&] { count = vdnn::device(device).read_step(step, {events, capacity}); });
+  return status == VDNN_OK ? count : 0;
+}
+
+vdnn_status vdnn_set_plan(int device, uint64_t signature, const vdnn_planned_move* moves,
+                          size_t count) {
+  return vdnn::at_border([&] { vdnn::device(device).set_plan(signature, {moves, count}); });
+}
+
+size_t vdnn_read_outcome(int device, uint64_t signature, uint8_t* flags, size_t capacity) {
+  size_t count = 0;
+  const vdnn_status status = vdnn::at_border(
+      [&] { count = vdnn::device(device).read_outcome(signature, {flags, capacity}); });
+  return status == VDNN_OK ? count : 0;
+}
+
 size_t vdnn_read_layer_stats(int device, vdnn_layer_stats* rows, size_t capacity) {
   size_t count = 0;
   const vdnn_status status = vdnn::at_border([&] {

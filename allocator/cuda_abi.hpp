@@ -40,6 +40,7 @@ inline constexpr int kLocationTypeHostNuma = 3;
 inline constexpr int kAccessReadWrite = 3;
 inline constexpr int kGranularityRecommended = 1;
 inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
 inline constexpr int kCaptureStatusNone = 0;
@@ -104,6 +105,7 @@ struct AccessDesc {  // CUmemAccessDesc
   X(cuEventRecord, (CuEvent, CuStream))                                                         \
   X(cuEventQuery, (CuEvent))                                                                    \
   X(cuEventSynchronize, (CuEvent))                                                              \
+  X(cuEventElapsedTime, (float*, CuEvent, CuEvent))                                             \
   X(cuMemcpyAsync, (DevicePtr, DevicePtr, std::size_t, CuStream))                               \
   X(cuMemcpyDtoHAsync_v2, (void*, DevicePtr, std::size_t, CuStream))                            \
   X(cuMemcpyHtoDAsync_v2, (DevicePtr, const void*, std::size_t, CuStream))                      \

@@ -3,6 +3,7 @@
 // graph capture in another stream would forbid run in relaxed capture mode. Once the CUDA driver
 // has shut down at exit, calls on the way of a free do nothing: no device work is left to order.
 // The only file that names libcuda.
+#include <algorithm>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -146,12 +147,8 @@ class CudaDriver final : public Driver {
     CUDA_TRY_NOTHROW(cuStreamDestroy_v2, stream);
   }
 
-  [[nodiscard]] Event create_event() override {
-    const RelaxedScope scope(context_);
-    CuEvent event = nullptr;
-    CUDA_TRY(cuEventCreate, &event, kEventDisableTiming);
-    return event;
-  }
+  [[nodiscard]] Event create_event() override { return create_event(kEventDisableTiming); }
+  [[nodiscard]] Event create_timed_event() override { return create_event(kEventDefault); }
 
   void destroy_event(Event event) noexcept override {
     const RelaxedScope scope(context_);
@@ -182,6 +179,13 @@ class CudaDriver final : public Driver {
     count(Primitive::kSynchronize);
     const RelaxedScope scope(context_);
     CUDA_TRY_UNLESS_EXITING(cuEventSynchronize, event);
+  }
+
+  [[nodiscard]] std::uint64_t elapsed_ns(Event from, Event to) override {
+    const RelaxedScope scope(context_);
+    float elapsed_ms = 0;
+    CUDA_TRY(cuEventElapsedTime, &elapsed_ms, from, to);
+    return static_cast<std::uint64_t>(static_cast<double>(std::max(elapsed_ms, 0.0F)) * 1e6);
   }
 
   void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) override {
@@ -296,6 +300,13 @@ class CudaDriver final : public Driver {
   }
 
  private:
+  [[nodiscard]] Event create_event(unsigned flags) {
+    const RelaxedScope scope(context_);
+    CuEvent event = nullptr;
+    CUDA_TRY(cuEventCreate, &event, flags);
+    return event;
+  }
+
   // All or nothing.
   void map_frames(Addr range, std::span<const Handle> frames) {
     std::size_t mapped_bytes = 0;

@@ -93,6 +93,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
   const bool is_counted = !is_tiny && state_.book.number() > 0;
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   state_.book.request(ordinal, bytes);
+  if (state_.book.is_unknown()) state_.plans.leave();
   try {
     Block& block = is_tiny || belongs_in_heap(bytes, ordinal, stream)
                        ? allocate_in_heap(bytes, stream, lock)
@@ -120,9 +121,14 @@ void Device::count_refused_workspace(std::uint32_t layer) {
 }
 
 void Device::issue(Waits& waits, std::uint32_t layer) {
-  const std::uint64_t stalled_ns = waits.issue(*state_.driver);
-  if (stalled_ns == 0) return;
-  const Lock lock(state_.mutex);
+  if (waits.empty()) return;
+  Lock lock(state_.mutex);
+  const StepRecorder::Pause pause(state_.recorder);
+  std::uint64_t stalled_ns = 0;
+  {
+    const Unlocked unlocked(lock);
+    stalled_ns = waits.issue(*state_.driver);
+  }
   state_.stats.stall_ns += stalled_ns;
   state_.stats.layer(layer).waited_ns += stalled_ns;
 }
@@ -164,6 +170,8 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& loc
     wait_for_slab(place, frames, stream, lock);
     heap.add_slab(place.mapping, frames, state_.driver->frame_bytes(), stream);
     state_.book.slab(static_cast<std::int32_t>(frames));
+    state_.recorder.allocate(StepRecorder::slab(place.mapping->id), frames, 0,
+                             state_.now_on(stream));
   }
 }
 
@@ -213,6 +221,7 @@ void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream)
   layer.owned_bytes += bytes;
   layer.owned_bytes_max = std::max(layer.owned_bytes_max, layer.owned_bytes);
   state_.trace.add(TraceKind::kAllocate, block.generation, bytes, block.layer);
+  state_.recorder.allocate(block.generation, block.frames, block.layer, state_.now_on(stream));
 }
 
 void Device::free(void* address, Stream stream) {
@@ -272,6 +281,8 @@ void Device::free_heap_block(Block& block) {
     emptied.mapping->last_use.add(fence);
     emptied.mapping->is_busy = false;
     state_.book.slab(-static_cast<std::int32_t>(emptied.frames));
+    state_.recorder.free(StepRecorder::slab(emptied.mapping->id), emptied.frames,
+                         state_.now_on(emptied.stream));
     state_.note_frames();
   }
   state_.table.erase(block);
@@ -279,7 +290,10 @@ void Device::free_heap_block(Block& block) {
 
 void Device::free_frames_of(Block& block) {
   if (block.second_life != nullptr) mover_.drop(*block.second_life);
-  if (block.state != BlockState::kMoved) state_.book.death(block.owns_frames() ? block.frames : 0);
+  if (block.state != BlockState::kMoved) {
+    state_.book.death(block.owns_frames() ? block.frames : 0);
+    state_.recorder.free(block.generation, block.frames, state_.now_on(block.stream));
+  }
   // A block that outlived its step (a gradient, say) comes back at the same ordinal of the next.
   const bool outlived_step = block.ordinal != kNoOrdinal && block.episode < state_.book.number();
   mover_.forget_host_copy(block);

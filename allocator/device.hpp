@@ -66,6 +66,13 @@ class Device {
                      std::span<const std::uint32_t> ranks);
   void end_of_step();
 
+  // --- recording and planning (planning.cpp) -------------------------------------------------
+  void record_next_episode();
+  // See vdnn_read_step and vdnn_read_outcome.
+  [[nodiscard]] std::size_t read_step(vdnn_step* step, std::span<vdnn_step_event> events);
+  void set_plan(std::uint64_t signature, std::span<const vdnn_planned_move> moves);
+  [[nodiscard]] std::size_t read_outcome(std::uint64_t signature, std::span<std::uint8_t> flags);
+
   // --- the access guard (access_guard.cpp) ---------------------------------------------------
   // An operator is about to touch these. Never throws: see vdnn_guard_begin.
   [[nodiscard]] std::size_t guard_begin(std::span<const void* const> addresses, Stream stream,
@@ -90,6 +97,7 @@ class Device {
   // The first broken equation of any table, or "".
   [[nodiscard]] std::string validate();
 
+  [[nodiscard]] int ordinal() const { return ordinal_; }
   // For fork handling and tests.
   [[nodiscard]] Driver& driver() { return *state_.driver; }
   [[nodiscard]] std::mutex& mutex() { return state_.mutex; }
@@ -123,6 +131,9 @@ class Device {
   void free_frames_of(Block& block);
   [[nodiscard]] std::uint64_t bring_back_now(Block& block, const Place& place);
   [[nodiscard]] std::uint64_t fetch(std::uint64_t generation, Lock& lock);
+  [[nodiscard]] bool leaves_early(Block& block, const Save& save, bool is_first) const;
+  // What is taken, and what must come back.
+  [[nodiscard]] std::uint64_t wanted_frames() const;
   void pin(Block& block);
   void unpin_this_thread();
   void finish_call();

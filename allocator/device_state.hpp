@@ -15,6 +15,8 @@
 #include "heap.hpp"
 #include "host_pool.hpp"
 #include "stats.hpp"
+#include "step_plan.hpp"
+#include "step_recorder.hpp"
 #include "trace.hpp"
 
 namespace vdnn {
@@ -54,7 +56,8 @@ struct DeviceState {
         pool(*driver, clock, device_config.budget_bytes / driver->frame_bytes()),
         cache(*driver, clock, pool),
         host(*driver, clock, std::move(host_budget)),
-        backings(*driver, clock, host) {
+        backings(*driver, clock, host),
+        recorder(*driver) {
     guard.is_wanted =
         device_config.guard == VDNN_GUARD_ON && device_config.policy != VDNN_POLICY_NONE;
   }
@@ -78,6 +81,8 @@ struct DeviceState {
   std::vector<Mapping*> buried;
   std::condition_variable moved;  // a block left the state `moving`
   EpisodeBook book;
+  StepPlans plans;
+  StepRecorder recorder;
   Stats stats;
   Trace trace;
   std::atomic<std::size_t> captures{0};  // graph captures under way
@@ -87,6 +92,10 @@ struct DeviceState {
   }
   // Host memory that holds data.
   [[nodiscard]] std::size_t host_bytes() const { return host.used_bytes() + backings.used_bytes(); }
+  // Where the program is, for the recorder.
+  [[nodiscard]] StepRecorder::At now_on(StreamIndex stream) const {
+    return {static_cast<std::uint32_t>(book.position()), clock.stream(stream)};
+  }
   // Frames changed hands: the peaks follow.
   void note_frames() {
     stats.owned_bytes.set(pool.owned() * driver->frame_bytes());

@@ -100,6 +100,8 @@ class Driver {
   [[nodiscard]] virtual Stream create_stream() = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;
   [[nodiscard]] virtual Event create_event() = 0;
+  // An event that remembers when its stream got there, for elapsed_ns(); dearer than a plain one.
+  [[nodiscard]] virtual Event create_timed_event() = 0;
   virtual void destroy_event(Event event) noexcept = 0;
   // The event stands for all work queued on `stream` so far.
   virtual void record(Event event, Stream stream) = 0;
@@ -108,6 +110,8 @@ class Driver {
   [[nodiscard]] virtual bool query(Event event) = 0;
   // Blocks the calling thread. Never call it with a device lock held.
   virtual void synchronize(Event event) = 0;
+  // The device's time between two timed events, which a query or a wait has seen complete.
+  [[nodiscard]] virtual std::uint64_t elapsed_ns(Event from, Event to) = 0;
 
   // --- copies (asynchronous, in stream order) ----------------------------------------------
   virtual void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) = 0;

@@ -57,6 +57,11 @@ MappingId EpisodeBook::mapping_before(Asker asker, std::uint32_t ordinal) const 
                           : get(last_->mapping_before[static_cast<std::size_t>(asker)], ordinal);
 }
 
+void EpisodeBook::relearn(std::uint64_t signature) {
+  const auto it = learned_.find(signature);
+  if (it != learned_.end()) it->second.steps = 0;
+}
+
 void EpisodeBook::learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping) {
   put(current_.mapping[static_cast<std::size_t>(asker)], ordinal, mapping);
 }
@@ -102,6 +107,16 @@ void EpisodeBook::leave(const Block& block) {
 }
 
 void EpisodeBook::was_late(std::uint32_t save_index) { put(current_.was_late, save_index, true); }
+
+void EpisodeBook::was_kept(const Block& block) {
+  if (block.saved_in != number_) return;
+  for (const PendingUse& use : block.uses) put(current_.was_kept, use.save_index, true);
+}
+
+const Learned* EpisodeBook::learned(std::uint64_t signature) const {
+  const auto it = learned_.find(signature);
+  return it == learned_.end() ? nullptr : &it->second;
+}
 
 bool EpisodeBook::was_well_placed(std::uint32_t save_index) const {
   if (is_learning()) return false;

@@ -38,6 +38,7 @@ struct Learned {
   std::vector<TimelineEvent> timeline;
   std::vector<std::uint32_t> use_position;  // by save index: where in the timeline
   std::vector<bool> was_late;               // by save index: somebody had to wait for it
+  std::vector<bool> was_kept;               // by save index: it was copied out for nothing
   std::vector<bool> has_left;               // by save index: its block was offloaded
 };
 
@@ -61,6 +62,8 @@ class EpisodeBook {
   [[nodiscard]] MappingId mapping_before(Asker asker, std::uint32_t ordinal) const;
   // Fewer than two steps of this kind are known: what they build serves the later ones.
   [[nodiscard]] bool is_learning() const { return last_ == nullptr || last_->steps < 2; }
+  // What is planned for steps of this signature has changed: they must find their places anew.
+  void relearn(std::uint64_t signature);
   void learn_mapping(Asker asker, std::uint32_t ordinal, MappingId mapping);
   // A block of this size is asked for. If the last step asked for another size at this ordinal,
   // this step is another, and from here on nothing that the last one taught is a reason to place a
@@ -77,6 +80,10 @@ class EpisodeBook {
   void leave(const Block& block);
   [[nodiscard]] bool left_last_time(std::uint32_t save_index) const;
   void was_late(std::uint32_t save_index);
+  // It was copied out, and nobody took its frames.
+  void was_kept(const Block& block);
+  // What the last step of this signature taught, or null.
+  [[nodiscard]] const Learned* learned(std::uint64_t signature) const;
   // It came back in time, in a step that knew what was coming: its place then is good enough.
   [[nodiscard]] bool was_well_placed(std::uint32_t save_index) const;
 
@@ -95,6 +102,8 @@ class EpisodeBook {
   void birth(std::size_t frames) { add_event(static_cast<std::int32_t>(frames)); }
   void death(std::size_t frames) { add_event(-static_cast<std::int32_t>(frames)); }
   void slab(std::int32_t frames) { slab_frames_ += frames; }
+  // How many lines it has.
+  [[nodiscard]] std::size_t position() const { return current_.timeline.size(); }
   // The most frames that the recorded step needed, beyond those taken now, from here to the use of
   // `save_index`. `frames_of` tells how many a save's block must still bring back at its use.
   // kUnknown where nothing is recorded.

@@ -48,6 +48,7 @@ using SharedEvent = std::shared_ptr<void>;
 class Waits {
  public:
   void add(Stream waiter, SharedEvent event) { waits_.emplace_back(waiter, std::move(event)); }
+  [[nodiscard]] bool empty() const { return waits_.empty(); }
   // Returns the nanoseconds that the CPU spent.
   std::uint64_t issue(Driver& driver);
 

@@ -26,6 +26,7 @@ void Device::begin_capture(PoolId pool) {
   const Lock lock(state_.mutex);
   state_.clock.settle(points);
   state_.clock.pause_recording(true);
+  state_.recorder.abandon();
   state_.guard.last_capture_call = state_.clock.calls();
   ++state_.captures;
   ++pools_[pool].holders;

@@ -45,6 +45,8 @@ class SimulatedDevice final : public HostDriver {
   Stream create_stream() override;
   void destroy_stream(Stream stream) noexcept override;
   Event create_event() override;
+  Event create_timed_event() override;
+  std::uint64_t elapsed_ns(Event from, Event to) override;
   void destroy_event(Event event) noexcept override;
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
@@ -163,6 +165,16 @@ void SimulatedDevice::destroy_stream(Stream stream) noexcept {
 Event SimulatedDevice::create_event() {
   require_parent();
   return streams_->create_event();
+}
+
+Event SimulatedDevice::create_timed_event() {
+  require_parent();
+  return streams_->create_timed_event();
+}
+
+std::uint64_t SimulatedDevice::elapsed_ns(Event from, Event to) {
+  require_parent();
+  return HostStreams::elapsed_ns(from, to);
 }
 
 void SimulatedDevice::destroy_event(Event event) noexcept {

@@ -38,6 +38,7 @@ void pin_slab(DeviceState& state, std::size_t bytes, Lock& lock) {
 }  // namespace
 
 void grow_host(DeviceState& state, std::size_t bytes, Lock& lock) {
+  const StepRecorder::Pause pause(state.recorder);
   if (!take_slab_ahead(state, bytes, lock)) {
     give_up_slab_ahead(state, bytes, lock);
     pin_slab(state, bytes, lock);

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <climits>
 #include <cstring>
@@ -29,7 +30,20 @@ void futex(const std::atomic<std::uint64_t>& word, int operation, std::uint32_t 
 struct HostEvent {
   bool recorded = false;
   StreamPoint latest;
+  Stamp* stamp = nullptr;
 };
+
+void set_to_now(Stamp& stamp) noexcept {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  stamp.store(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
+              std::memory_order_relaxed);
+}
+
+std::int64_t time_of(Event event) {
+  const Stamp* const stamp = static_cast<const HostEvent*>(event)->stamp;
+  if (stamp == nullptr) throw InvalidArgument("the time of an event is asked that has none");
+  return stamp->load(std::memory_order_relaxed);
+}
 
 StreamPoint latest_of(Event event) {
   const HostEvent& recorded = *static_cast<const HostEvent*>(event);
@@ -144,6 +158,7 @@ void HostStream::run(const CopyTask& copy) {
 }
 
 void HostStream::run(const RecordTask& record) noexcept {
+  if (record.stamp != nullptr) set_to_now(*record.stamp);
   marks_[record.position % kMarks].raise(record.position);
 }
 
@@ -190,6 +205,15 @@ void HostStreams::destroy_stream(Stream stream) noexcept {
 
 Event HostStreams::create_event() { return new HostEvent; }
 
+Event HostStreams::create_timed_event() {
+  const Guard guard(lock_);
+  return new HostEvent{.recorded = false, .latest = {}, .stamp = &stamps_.emplace_back(0)};
+}
+
+std::uint64_t HostStreams::elapsed_ns(Event from, Event to) {
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(0, time_of(to) - time_of(from)));
+}
+
 void HostStreams::destroy_event(Event event) noexcept {
   const Guard guard(lock_);
   delete static_cast<HostEvent*>(event);
@@ -214,13 +238,17 @@ void HostStreams::copy(void* target, const void* source, std::size_t bytes, Stre
 
 void HostStreams::record(Event event, Stream stream) {
   const Guard guard(lock_);
+  HostEvent& recorded = *static_cast<HostEvent*>(event);
   StreamPoint point;
   if (stream != nullptr) {
     HostStream& queue = find(guard, stream);
     point = {&queue, queue.queued() + 1};
-    enqueue(guard, queue, RecordTask{point.position});
+    enqueue(guard, queue, RecordTask{point.position, recorded.stamp});
+  } else if (recorded.stamp != nullptr) {
+    set_to_now(*recorded.stamp);
   }
-  *static_cast<HostEvent*>(event) = {true, point};
+  recorded.recorded = true;
+  recorded.latest = point;
 }
 
 void HostStreams::wait(Stream stream, Event event) {

@@ -57,8 +57,11 @@ struct CopyTask {
   const void* source;
   std::size_t bytes;
 };
+// When a timed event was reached. The reader has awaited the mark behind it, which orders the two.
+using Stamp = std::atomic<std::int64_t>;
 struct RecordTask {
   std::uint64_t position;  // its own
+  Stamp* stamp;            // null: nobody wants to know
 };
 struct WaitTask {
   StreamPoint point;
@@ -141,6 +144,8 @@ class HostStreams {
   [[nodiscard]] Stream create_stream();
   void destroy_stream(Stream stream) noexcept;
   [[nodiscard]] static Event create_event();
+  [[nodiscard]] Event create_timed_event();
+  [[nodiscard]] static std::uint64_t elapsed_ns(Event from, Event to);
   void destroy_event(Event event) noexcept;
 
   void launch(Stream stream, std::function<void()> work);
@@ -167,6 +172,8 @@ class HostStreams {
   std::mt19937_64 random_;
   // Never erased: an event may outlive the stream it was recorded on.
   std::vector<std::unique_ptr<HostStream>> streams_;
+  // Of timed events. Never erased: a worker may write to one whose event is gone.
+  std::deque<Stamp> stamps_;
 };
 
 }  // namespace vdnn

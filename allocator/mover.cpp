@@ -104,7 +104,9 @@ void Mover::offload(Block& block, void* host, Backing* backing) {
   block.pieces.clear();
   try {
     state_.clock.wait(out_, record_last_use(block));
+    const Event begin = state_.recorder.begin_copy(state_.clock.stream(out_));
     copy_out(block, host, backing);
+    state_.recorder.end_copy(begin, block.bytes, true, state_.clock.stream(out_));
   } catch (...) {
     // The data is where it was. Pieces that were queued before the refusal still write to `host`.
     if (backing == nullptr) {
@@ -168,6 +170,7 @@ void Mover::give_up_address(Block& block) {
 }
 
 void Mover::cancel(Block& block) {
+  state_.book.was_kept(block);
   state_.table.set_state(block, BlockState::kResident);
   forget_host_copy(block);
   ++state_.stats.kept_offloads;
@@ -193,13 +196,14 @@ Fence Mover::copy_back(const Block& block, Mapping& mapping, const Fence& frames
   try {
     state_.clock.wait(via, frames_fence);
     state_.clock.wait(via, block.host_ready);
+    const Stream stream = state_.clock.stream(via);
+    const Event begin = state_.recorder.begin_copy(stream);
     if (block.backing == nullptr) {
-      state_.driver->copy_to_device(mapping.address, block.host, block.bytes,
-                                    state_.clock.stream(via));
+      state_.driver->copy_to_device(mapping.address, block.host, block.bytes, stream);
     } else {
-      state_.driver->copy_from_backing(mapping.address, *block.backing, block.bytes,
-                                       state_.clock.stream(via));
+      state_.driver->copy_from_backing(mapping.address, *block.backing, block.bytes, stream);
     }
+    state_.recorder.end_copy(begin, block.bytes, false, stream);
     return Fence(state_.clock.record(via));
   } catch (...) {
     Fence fence = frames_fence;
@@ -234,6 +238,7 @@ Block& Mover::bring_back(Block& block, Mapping& mapping, const Fence& frames_fen
 void Mover::hand_over(Block& block, StreamIndex consumer) {
   Block& second = *block.second_life;
   state_.book.moved(block, second.generation);
+  state_.recorder.rename(block.generation, second.generation);
   state_.table.set_state(second, BlockState::kResident);
   second.stream = consumer;
   second.first_life = nullptr;

@@ -98,6 +98,7 @@ Place Placement::build(const PlaceRequest& request, bool take_kept, Lock& lock) 
   handles.reserve(frames.size());
   for (const FrameIndex frame : frames) handles.push_back(state_.pool.handle(frame));
   Mapping* mapping = state_.cache.begin(std::move(frames));
+  const StepRecorder::Pause pause(state_.recorder);
   lock.unlock();
   try {
     state_.cache.build(*mapping, handles);

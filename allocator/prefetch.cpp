@@ -8,7 +8,9 @@ namespace vdnn {
 
 void Prefetch::pump(Lock& lock) {
   try {
+    note_cold_ones();
     start_cold_ones(lock);
+    follow_plan(lock);
     for (std::size_t i = 0; i < kPrefetchesPerCall && start_next_prefetch(lock); ++i) {
     }
   } catch (const DriverError&) {
@@ -22,6 +24,7 @@ void Prefetch::start_cold_ones(Lock& lock) {
     waiting_.pop_front();
     Block* block = state_.table.by_generation(generation);
     if (block == nullptr || block->state != BlockState::kResident) continue;
+    if (block->is_asked_back) continue;
     if (!mover_.is_cold(*block)) {
       waiting_.push_back(generation);
       continue;
@@ -49,23 +52,70 @@ void* Prefetch::host_room(std::uint64_t generation, Lock& lock) {
   }
 }
 
+void Prefetch::note_cold_ones() {
+  StepRecorder& recorder = state_.recorder;
+  for (std::size_t i = std::min(kTestsPerCall, recorder.waiting()); i > 0; --i) {
+    const StepRecorder::Key generation = recorder.take_waiting();
+    const Block* block = state_.table.by_generation(generation);
+    if (block == nullptr || block->backing != nullptr) continue;
+    if (block->state != BlockState::kResident || mover_.is_cold(*block)) {
+      recorder.cold(generation, static_cast<std::uint32_t>(state_.book.position()));
+    } else {
+      recorder.still_waits(generation);
+    }
+  }
+}
+
+void Prefetch::follow_plan(Lock& lock) {
+  for (std::size_t i = 0; i < kPrefetchesPerCall; ++i) {
+    const std::uint32_t save_index = state_.plans.due(state_.book.position());
+    if (save_index == kNoSave) return;
+    Block* block = state_.table.by_generation(state_.book.generation_of(save_index));
+    if (block != nullptr) {
+      block->is_asked_back = true;
+      if (block->state == BlockState::kOffloading && block->backing == nullptr) {
+        mover_.cancel(*block);
+      }
+      if (may_come_back(*block)) {
+        release_started_for(*block);
+        if (!start_prefetch(*block, lock)) return;  // the next call tries again
+      }
+    }
+    state_.plans.pass();
+  }
+}
+
+void Prefetch::release_started_for(const Block& block) {
+  while (state_.pool.unowned() < block.frames) {
+    const auto& started = state_.table.offloading();
+    const auto last = started.rbegin();
+    if (last == started.rend() || last->first < block.next_use) return;
+    Block& leaving = *last->second;
+    if (leaving.pins > 0 || leaving.storage == nullptr || leaving.backing != nullptr) return;
+    mover_.release(leaving);
+  }
+}
+
 bool Prefetch::start_next_prefetch(Lock& lock) {
   if (!state_.book.is_backward()) return false;
   const std::size_t outstanding = state_.table.prefetching().size();
   if (state_.config.policy == VDNN_POLICY_EAGER && outstanding >= kEagerWindow) return false;
   Block* block = next_to_prefetch();
-  if (block == nullptr || !fits_until_use(*block)) return false;
-  const std::uint64_t generation = block->generation;
-  const PlaceRequest request{.frames = block->frames,
-                             .bytes = block->bytes,
+  return block != nullptr && fits_until_use(*block) && start_prefetch(*block, lock);
+}
+
+bool Prefetch::start_prefetch(const Block& wanted, Lock& lock) {
+  const std::uint64_t generation = wanted.generation;
+  const PlaceRequest request{.frames = wanted.frames,
+                             .bytes = wanted.bytes,
                              .asker = Asker::kSecondLife,
-                             .ordinal = block->ordinal,
+                             .ordinal = wanted.ordinal,
                              .stream = mover_.in_stream(),
-                             .only_its_own = state_.book.was_well_placed(next_save(*block))};
+                             .only_its_own = state_.book.was_well_placed(next_save(wanted))};
   const Place place = placement_.find_free(request, lock);
   if (place.mapping == nullptr) return false;
   // The lock may have been dropped: the block may have been freed or brought back meanwhile.
-  block = state_.table.by_generation(generation);
+  Block* block = state_.table.by_generation(generation);
   if (block == nullptr || !may_come_back(*block)) {
     mover_.leave_place(*place.mapping, request.frames, place.fence);
     return false;
@@ -84,6 +134,7 @@ Block* Prefetch::next_to_prefetch() const {
   for (const auto& [use, block] : state_.table.offloaded()) {
     // Of one whose known uses are past nobody knows when, or whether, it is used again.
     if (!may_come_back(*block) || block->uses.empty()) continue;
+    if (state_.plans.is_followed() && block->is_planned) continue;  // it has its time
     return block->was_dropped ? nullptr : block;
   }
   return nullptr;

@@ -30,7 +30,14 @@ class Prefetch {
 
   void start_cold_ones(Lock& lock);
   [[nodiscard]] void* host_room(std::uint64_t generation, Lock& lock);
+  // Of what is recorded.
+  void note_cold_ones();
+  // What the plan asks back by now.
+  void follow_plan(Lock& lock);
+  // Blocks that leave for somebody's sake, used later than this one, give it their frames.
+  void release_started_for(const Block& block);
   [[nodiscard]] bool start_next_prefetch(Lock& lock);
+  [[nodiscard]] bool start_prefetch(const Block& wanted, Lock& lock);
   [[nodiscard]] static bool may_come_back(const Block& block);
   [[nodiscard]] Block* next_to_prefetch() const;
   // The save whose use comes first.

@@ -85,8 +85,12 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
   });
   take(state_.table.prefetching(), choice.prefetched, is_not_pinned);
   if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
-    take(state_.table.resident_saved(), choice.cold,
-         [this](const Block& block) { return mover_.is_cold(block); });
+    // What a plan sends away anyway goes before what it keeps.
+    for (const bool is_planned : {true, false}) {
+      take(state_.table.resident_saved(), choice.cold, [=, this](const Block& block) {
+        return (block.is_planned && !block.is_asked_back) == is_planned && mover_.is_cold(block);
+      });
+    }
     if (may_take_held()) {
       take(state_.table.resident_saved(), choice.held,
            [this](const Block& block) { return held_.may_leave(block); });

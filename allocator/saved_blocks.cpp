@@ -90,16 +90,30 @@ std::uint64_t Device::save(const void* address, const Save& save) {
   state_.table.add_use(*block, save.save_index, state_.book.rank_of(save.save_index));
   state_.book.save(save.save_index, *block);
   state_.trace.add(TraceKind::kSave, block->generation, block->bytes, save.layer);
-  const bool leaves_early = state_.config.policy == VDNN_POLICY_PRESSURE
-                                ? is_first && state_.book.left_last_time(save.save_index)
-                                : save.is_eager && !block->is_eager;
-  block->is_eager = block->is_eager || (state_.config.policy == VDNN_POLICY_EAGER && save.is_eager);
-  if (leaves_early && state_.config.policy != VDNN_POLICY_NONE) prefetch_.expect_cold(*block);
+  if (is_first) {
+    state_.recorder.save(block->generation, block->frames, save.save_index, save.layer,
+                         state_.now_on(stream));
+  }
+  if (leaves_early(*block, save, is_first)) prefetch_.expect_cold(*block);
   const std::uint64_t generation = block->generation;
   decide_guard();
   if (may_move()) prefetch_.pump(lock);
   finish_call();
   return generation;
+}
+
+// Also notes on the block why.
+bool Device::leaves_early(Block& block, const Save& save, bool is_first) const {
+  if (state_.config.policy == VDNN_POLICY_NONE) return false;
+  if (state_.config.policy == VDNN_POLICY_EAGER) {
+    const bool is_new = save.is_eager && !block.is_eager;
+    block.is_eager = block.is_eager || save.is_eager;
+    return is_new;
+  }
+  if (!state_.plans.is_followed()) return is_first && state_.book.left_last_time(save.save_index);
+  const bool is_planned = state_.plans.leaves(save.save_index);
+  block.is_planned = block.is_planned || is_planned;
+  return is_planned;
 }
 
 vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint32_t save_index) {
@@ -110,6 +124,7 @@ vdnn_restored Device::restore(std::uint64_t generation, Stream stream, std::uint
   const StreamIndex consumer = arrive(stream);
   unpin_this_thread();
   state_.book.restore(save_index);
+  state_.recorder.use(generation, state_.now_on(consumer));
   const std::uint64_t fetched_late = state_.stats.late_prefetches;
   const std::uint64_t life = fetch(generation, lock);
   if (state_.stats.late_prefetches != fetched_late) state_.book.was_late(save_index);
@@ -216,6 +231,7 @@ void Device::abandon(std::uint64_t generation) {
   if (block->state != BlockState::kMoved) {
     forget_births(*block);
     state_.book.death(0);
+    state_.recorder.free(generation, block->frames, state_.now_on(block->stream));
   }
   if (block->second_life != nullptr) mover_.drop(*block->second_life);
   mover_.forget_host_copy(*block);
@@ -252,6 +268,8 @@ void Device::begin_episode(std::uint64_t finished, std::uint64_t expected,
   const Lock lock(state_.mutex);
   state_.book.begin(finished, expected, ranks);
   workspaces_.begin_episode(finished, expected);
+  state_.plans.begin(expected);
+  state_.recorder.begin(wanted_frames());
   state_.cache.stop_keeping_before(state_.book.number() - 1);
   state_.stats.first_miss_bytes = 0;
   decide_guard_anew();

@@ -199,6 +199,65 @@ void vdnn_begin_episode(uint64_t finished, uint64_t expected, const uint32_t* ra
 /* What is born from here until the next episode outlives the step (optimizer state). */
 void vdnn_end_of_step(void);
 
+/* --- recording a step, and planning the next ones like it ---------------------------------- */
+
+typedef enum {
+  VDNN_STEP_ALLOC = 0,
+  VDNN_STEP_FREE = 1,
+  VDNN_STEP_SAVE = 2,
+  VDNN_STEP_COLD = 3,
+  VDNN_STEP_USE = 4,
+} vdnn_step_kind;
+
+/* What happened to a block that takes frames, or to a slab of small ones. */
+typedef struct {
+  uint64_t time_ns;    /* that the device worked since the first event, less waits for memory */
+  uint64_t frames;     /* of the block; 0 for COLD and USE */
+  uint32_t kind;       /* vdnn_step_kind */
+  uint32_t block;      /* by number, in the order in which they appear */
+  uint32_t position;   /* how many lines of the episode's timeline were written: the same moment of
+                          the program in every step of the same signature */
+  uint32_t save_index; /* of a SAVE */
+  uint32_t layer;      /* of an ALLOC or a SAVE */
+  uint32_t reserved;
+} vdnn_step_event;
+
+typedef struct {
+  uint64_t duration_ns;  /* from the first event to the next episode, waits for memory left out */
+  uint64_t waited_ns;    /* those waits */
+  uint64_t begin_frames; /* taken, or wanted back, when the episode began */
+  uint64_t out_bytes, out_ns, in_bytes, in_ns; /* copies of the step, and the time that they took */
+} vdnn_step;
+
+/* The episode that begins next is recorded, on every device. */
+void vdnn_record_next_episode(void);
+/* The devices that were used so far, as bits. */
+uint64_t vdnn_used_devices(void);
+/* Ends the recording; fills `step` and at most `capacity` events once the device is through with
+ * it, which is never waited for; returns how many events there are. 0: nothing is there (yet). When
+ * all were taken, the recording is forgotten. */
+size_t vdnn_read_step(int device, vdnn_step* step, vdnn_step_event* events, size_t capacity);
+
+#define VDNN_NO_PREFETCH 0xffffffffu
+
+/* The block of this save leaves as soon as it is cold, and is asked back when the timeline has so
+ * many lines. */
+typedef struct {
+  uint32_t save_index;
+  uint32_t prefetch_position; /* VDNN_NO_PREFETCH: at its use */
+} vdnn_planned_move;
+
+/* What leaves in episodes of this signature, from the next on; nothing: pressure decides. Where an
+ * episode turns out to be another, the plan is off until its end. */
+vdnn_status vdnn_set_plan(int device, uint64_t signature, const vdnn_planned_move* moves,
+                          size_t count);
+
+#define VDNN_SAVE_WAS_LATE 1u /* somebody had to wait for it */
+#define VDNN_SAVE_WAS_KEPT 2u /* it was copied out, and nobody took its frames */
+
+/* How the last episode of this signature went, by save index; returns how many saves there are. */
+size_t vdnn_read_outcome(int device, uint64_t signature, uint8_t* flags, size_t capacity);
+
 /* --- reading ------------------------------------------------------------------------------- */
 
 typedef struct {

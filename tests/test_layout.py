@@ -22,19 +22,21 @@ CORE_ROOMS = """
     vdnn_alloc check text driver
     host_pages cuda_abi cuda_api cuda_properties cuda_driver
     host_stream host_backing host_memory host_driver
-    trace stats fence frame_pool mapping_cache best_fit heap
+    trace stats fence step_recorder frame_pool mapping_cache best_fit heap
     host_budget pin_worker host_pool backing_pool
-    block block_table episode graph_pool device_state host_growth mover held_blocks
+    block block_table episode step_plan graph_pool device_state host_growth mover held_blocks
     shortage pressure placement prefetch workspaces
-    device device_stats graph_capture saved_blocks access_guard process error_border
+    device device_stats graph_capture saved_blocks planning access_guard process error_border
     torch_entry control_api
 """.split()  # noqa: SIM905
 
 # From the bottom up. A module or package may import only those before it in this list.
 PYTHON_ROOMS = """
     errors units plan step_profile ideal_step simulate range_levels planner
-    policies config host_memory budgets native snapshot reports exit_report
-    glue cuda_border border hook_stack layers episodes saved_tensors controller installation
+    policies config host_memory budgets native step_record
+    snapshot reports exit_report
+    glue cuda_border border hook_stack layers episodes plan_keeper saved_tensors
+    controller installation
     commands __init__ __main__
 """.split()  # noqa: SIM905
 TORCH_ROOMS = """

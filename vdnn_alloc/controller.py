@@ -20,6 +20,7 @@ from vdnn_alloc.hook_stack import HookStack
 from vdnn_alloc.layers import Layers
 from vdnn_alloc.native import SAVE_EAGER
 from vdnn_alloc.plan import LayerKind
+from vdnn_alloc.plan_keeper import PlanKeeper
 from vdnn_alloc.saved_tensors import name_node, raise_modified
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Controller:
         self._plan = plan
         self._episodes = Episodes()
         self._layers = Layers(native.name_layer)
+        self._plans = PlanKeeper(native) if plan.is_refined else None
         self._handles: list[RemovableHandle] = []
         callbacks: dict[str, Callable[..., object]] = {
             "enter_root": self._enter_root,
@@ -94,6 +96,8 @@ class Controller:
 
     def _open_episode(self) -> None:
         opening = self._episodes.open(self.hooks.begin_episode())
+        if self._plans is not None:
+            self._plans.before_episode(opening)
         self._native.begin_episode(opening.finished, opening.expected, opening.ranks)
 
     def _describe(self, module: torch.nn.Module) -> tuple[int, int]:

@@ -27,6 +27,8 @@ GUARDS = {"auto": 0, "on": 1, "off": 2}
 WORKSPACES = {"stock": 0, "none": 1, "planned": 2}
 FORWARD, BACKWARD, OUTSIDE = range(3)
 SAVE_EAGER = 1
+NO_PREFETCH = 0xFFFFFFFF
+WAS_LATE, WAS_KEPT = 1, 2
 
 _u32, _u64, _int = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
 _text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
@@ -79,6 +81,31 @@ class NativeStats(ctypes.Structure):
         *((name, _u64) for name in ("driver_set_access", "driver_unmap", "driver_pin")),
         ("driver_copies", _u64),
     ]
+
+
+class StepEvent(ctypes.Structure):
+    """vdnn_step_event."""
+
+    _fields_ = [
+        *((name, _u64) for name in ("time_ns", "frames")),
+        *((name, _u32) for name in ("kind", "block", "position")),
+        *((name, _u32) for name in ("save_index", "layer", "reserved")),
+    ]
+
+
+class Step(ctypes.Structure):
+    """vdnn_step."""
+
+    _fields_ = [
+        *((name, _u64) for name in ("duration_ns", "waited_ns", "begin_frames")),
+        *((name, _u64) for name in ("out_bytes", "out_ns", "in_bytes", "in_ns")),
+    ]
+
+
+class PlannedMove(ctypes.Structure):
+    """vdnn_planned_move."""
+
+    _fields_ = [("save_index", _u32), ("prefetch_position", _u32)]
 
 
 class Pin(ctypes.Structure):
@@ -142,6 +169,23 @@ class Native:
         self.begin_operator = _bind(lib, "vdnn_begin_operator", None, _int)
         self.end_operator = _bind(lib, "vdnn_end_operator", None)
         self._workspace_bytes = _bind(lib, "vdnn_workspace_bytes", _u64, _int)
+        self.record_next_episode = _bind(lib, "vdnn_record_next_episode", None)
+        self._used_devices = _bind(lib, "vdnn_used_devices", _u64)
+        self._read_step = _bind(
+            lib,
+            "vdnn_read_step",
+            _size,
+            _int,
+            ctypes.POINTER(Step),
+            ctypes.POINTER(StepEvent),
+            _size,
+        )
+        self._set_plan = _bind(
+            lib, "vdnn_set_plan", _int, _int, _u64, ctypes.POINTER(PlannedMove), _size
+        )
+        self._read_outcome = _bind(
+            lib, "vdnn_read_outcome", _size, _int, _u64, ctypes.POINTER(ctypes.c_uint8), _size
+        )
         self.end_of_step = _bind(lib, "vdnn_end_of_step", None)
         self.empty_cache = _bind(lib, "vdnn_torch_empty_cache", None)
         self.reset_peaks = _bind(lib, "vdnn_reset_peaks", None, _int)
@@ -171,6 +215,36 @@ class Native:
 
     def begin_episode(self, finished: int, expected: int, ranks: Sequence[int]) -> None:
         self._begin_episode(finished, expected, (_u32 * len(ranks))(*ranks), len(ranks))
+
+    def used_devices(self) -> list[int]:
+        used = self._used_devices()
+        return [device for device in range(64) if used >> device & 1]
+
+    def read_step(self, device: int) -> tuple[dict[str, int | float], list[tuple[int, ...]]] | None:
+        """Ends the recording; None: there is none, or the device is not through with it.
+
+        Each event is (time_ns, frames, kind, block, position, save_index, layer).
+        """
+        step = Step()
+        capacity = self._read_step(device, ctypes.byref(step), None, 0)
+        if capacity == 0:
+            return None
+        events = (StepEvent * capacity)()
+        self._read_step(device, ctypes.byref(step), events, capacity)
+        names = [field[0] for field in StepEvent._fields_ if field[0] != "reserved"]
+        return fields_of(step), [tuple(getattr(e, name) for name in names) for e in events]
+
+    def set_plan(self, device: int, signature: int, moves: Sequence[tuple[int, int]]) -> None:
+        """(save_index, prefetch_position) each; nothing: pressure decides alone."""
+        rows = (PlannedMove * len(moves))(*(PlannedMove(*move) for move in moves))
+        self.check(self._set_plan(device, signature, rows, len(moves)))
+
+    def read_outcome(self, device: int, signature: int) -> bytes:
+        """Of the last episode of the signature, by save index: WAS_LATE and WAS_KEPT."""
+        capacity = self._read_outcome(device, signature, None, 0)
+        flags = (ctypes.c_uint8 * capacity)()
+        count = min(capacity, self._read_outcome(device, signature, flags, capacity))
+        return bytes(flags)[:count]
 
     def read_stats(self, device: int) -> dict[str, int | float]:
         stats = NativeStats()
@@ -245,6 +319,9 @@ class Hooks(Protocol):
     def leave(self, module: object, raised: bool, /) -> None: ...
     def end_step(self) -> bool:
         """False, and nothing is done, in a forked child."""
+
+    def leave_backward(self) -> None:
+        """The backward that this thread was in has ended."""
 
     def begin_episode(self) -> Episode | None:
         """Opens an episode and returns the one that has ended, if there is one."""

@@ -48,6 +48,8 @@ class Plan:
     """What layers of these kinds save leaves as soon as nobody else can reach it."""
     moves: tuple[Move, ...] = ()
     """Block by block, for a step that was recorded; asked for in this order within one event."""
+    is_refined: bool = False
+    """Steps are recorded, and the next ones like them planned (vdnn_alloc.plan_keeper)."""
 
     def is_eager(self, kind: LayerKind) -> bool:
         return kind in self.eager_kinds

@@ -61,6 +61,7 @@ static_assert(kLocationTypeHostNuma == CU_MEM_LOCATION_TYPE_HOST_NUMA);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kGranularityRecommended == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(kEventDefault == CU_EVENT_DEFAULT);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(kCaptureStatusNone == CU_STREAM_CAPTURE_STATUS_NONE);

@@ -35,6 +35,10 @@ class ForwardingDriver : public Driver {
   }
   void destroy_stream(Stream stream) noexcept override { driver_->destroy_stream(stream); }
   [[nodiscard]] Event create_event() override { return driver_->create_event(); }
+  [[nodiscard]] Event create_timed_event() override { return driver_->create_timed_event(); }
+  [[nodiscard]] std::uint64_t elapsed_ns(Event from, Event to) override {
+    return driver_->elapsed_ns(from, to);
+  }
   void destroy_event(Event event) noexcept override { driver_->destroy_event(event); }
   void record(Event event, Stream stream) override { driver_->record(event, stream); }
   void wait(Stream stream, Event event) override {

@@ -1,0 +1,38 @@
+// Keeping and following plans: see step_plan.hpp.
+#include "step_plan.hpp"
+
+#include <algorithm>
+
+#include "block.hpp"
+
+namespace vdnn {
+
+void StepPlans::set(std::uint64_t signature, std::span<const vdnn_planned_move> moves) {
+  current_ = nullptr;  // until the next step begins
+  if (moves.empty()) {
+    plans_.erase(signature);
+    return;
+  }
+  if (plans_.size() >= kMostPlans) plans_.clear();
+  Plan& plan = plans_[signature] = {};
+  for (const vdnn_planned_move& move : moves) {
+    if (plan.leaves.size() <= move.save_index) plan.leaves.resize(move.save_index + 1);
+    plan.leaves[move.save_index] = true;
+    if (move.prefetch_position != VDNN_NO_PREFETCH) plan.prefetches.push_back(move);
+  }
+  std::ranges::stable_sort(plan.prefetches, {}, &vdnn_planned_move::prefetch_position);
+}
+
+void StepPlans::begin(std::uint64_t expected) {
+  const auto found = plans_.find(expected);
+  current_ = found == plans_.end() ? nullptr : &found->second;
+  next_ = 0;
+}
+
+std::uint32_t StepPlans::due(std::size_t position) const {
+  if (!is_followed() || next_ >= current_->prefetches.size()) return kNoSave;
+  const vdnn_planned_move& move = current_->prefetches[next_];
+  return move.prefetch_position <= position ? move.save_index : kNoSave;
+}
+
+}  // namespace vdnn
