@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from vdnn_alloc.native import Glue, Native
     from vdnn_alloc.plan import Plan
+    from vdnn_alloc.step_profile import StepProfile
 
 _engine: Any = torch.autograd.Variable._execution_engine
 
@@ -66,6 +67,11 @@ class Controller:
             register.register_module_forward_hook(self._leave_module, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
         ]
+
+    @property
+    def latest_profile(self) -> StepProfile | None:
+        """Of the step that was recorded last; None: none was, or it moved and saved nothing."""
+        return None if self._plans is None else self._plans.latest_profile
 
     def close(self) -> None:
         """Takes every hook out again; graphs that are alive keep ours and stay right."""

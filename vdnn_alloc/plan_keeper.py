@@ -6,8 +6,8 @@ memory, the next one follows a plan. The first recording has the times of a firs
 the device waits for code to load and engines to be chosen, so the third step is recorded again;
 its plan replaces the first if it is faster by more than a few hundredths, for each new plan needs
 new mappings. After that a plan is corrected by what happened: a copy out whose frames nobody took
-is dropped, and a block that somebody had to wait for is asked back earlier. If steps take longer
-then, the correction is taken back.
+is dropped, and a block that somebody had to wait for is asked back earlier, where the recorded
+step says that its frames are to spare. If steps take longer then, the correction is taken back.
 
 Nothing is recorded or planned while steps do not repeat: a plan is for the step that comes next.
 What is planned depends on measured times, and so may when copies run; no bit does.
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
     from vdnn_alloc.episodes import Opening
     from vdnn_alloc.native import Native
+    from vdnn_alloc.step_profile import StepProfile
 
 _MAX_SIGNATURES = 64
 _RECORDINGS = 2
 _BETTER = 1.03
 """A plan replaces another that takes this many times as long, by simulation."""
-_CORRECTED_STEPS = 6
-"""After which a plan is no longer corrected."""
-_JUDGED_STEPS = 3
+_CORRECTED_STEPS = 4
+"""After which a plan is no longer corrected: a loop must come to rest."""
+_JUDGED_STEPS = 2
 """Whose fastest says what a plan is worth."""
 _WORSE = 1.02
 
@@ -49,6 +50,7 @@ class _Steps:
     finished: int = 0
     recordings: int = 0
     is_short: bool = False
+    record: RecordedStep | None = None
     moves: NativeMoves = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     """Of the steps that followed these moves."""
@@ -69,6 +71,8 @@ class PlanKeeper:
         """The signature of the recording that the device is not through with."""
         self._is_recording = False
         self._began_s = 0.0
+        self.latest_profile: StepProfile | None = None
+        """Of the last recording."""
 
     def before_episode(self, opening: Opening) -> None:
         """An episode has ended, and another is about to begin."""
@@ -130,10 +134,12 @@ class PlanKeeper:
         self, device: int, signature: int, record: RecordedStep, stats: dict[str, int | float]
     ) -> None:
         steps = self._of(device, signature)
-        budget_bytes = int(stats["budget_bytes"] // stats["frame_bytes"] * stats["frame_bytes"])
+        budget_bytes = _budget_bytes(stats)
         # What the last step left behind (optimizer state, above all) is there from now on.
         base_bytes = max(record.profile.base_bytes, int(stats["owned_bytes"]))
         record = replace(record, profile=replace(record.profile, base_bytes=base_bytes))
+        self.latest_profile = record.profile
+        steps.record = record
         steps.is_short = record.profile.peak_bytes > budget_bytes
         if not steps.is_short:
             return
@@ -153,7 +159,8 @@ class PlanKeeper:
 
     def _follow_up(self, device: int, signature: int, steps: _Steps, step_s: float) -> None:
         """One more step of the signature is over."""
-        if not steps.moves or steps.is_settled:
+        is_planned = bool(steps.moves) or steps.before is not None
+        if not is_planned or steps.is_settled:
             return
         steps.step_s.append(step_s)
         if len(steps.step_s) < _JUDGED_STEPS:
@@ -165,11 +172,27 @@ class PlanKeeper:
             return
         outcome = self._native.read_outcome(device, signature)
         moves = correct(steps.moves, outcome)
-        if moves != steps.moves and steps.finished <= 4 * _CORRECTED_STEPS:
+        may_help = steps.finished <= _CORRECTED_STEPS and moves != steps.moves
+        if may_help and self._is_no_slower(device, steps, moves):
             steps.before = (steps.moves, fastest_s)
             self._set(device, signature, steps, moves)
         else:
             steps.is_settled = True
+
+    def _is_no_slower(self, device: int, steps: _Steps, moves: NativeMoves) -> bool:
+        """By simulation."""
+        assert steps.record is not None
+        budget_bytes = _budget_bytes(self._native.read_stats(device))
+        old_ns, new_ns = (
+            simulate(steps.record.profile, steps.record.from_native(m), budget_bytes).step_time_ns
+            for m in (steps.moves, moves)
+        )
+        return new_ns is not None and (old_ns is None or new_ns <= old_ns)
+
+
+def _budget_bytes(stats: dict[str, int | float]) -> int:
+    """In whole frames."""
+    return int(stats["budget_bytes"] // stats["frame_bytes"] * stats["frame_bytes"])
 
 
 def correct(moves: NativeMoves, outcome: bytes) -> NativeMoves:

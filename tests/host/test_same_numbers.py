@@ -118,10 +118,11 @@ def test_the_budget_is_never_passed_by_our_count_or_by_the_kernels(
 @models
 @optimizers
 @shares
-def test_from_the_third_step_on_the_driver_maps_unmaps_and_creates_nothing(
+def test_from_the_fifth_step_on_the_driver_maps_unmaps_and_creates_nothing(
     model: str, optimizer: str, percent: int
 ) -> None:
-    plain = Job(model, optimizer, fixed_batch=True)
+    # The fourth may follow another plan than the third, which has the times of a first step.
+    plain = Job(model, optimizer, steps=7, fixed_batch=True)
     jobs = {share: at_share(plain, share) for share in SHARES}
     start(*jobs.values())
     job = jobs[percent]
@@ -129,7 +130,7 @@ def test_from_the_third_step_on_the_driver_maps_unmaps_and_creates_nothing(
     ours = outcome_of(job)
 
     for call in ("driver_map", "driver_unmap", "driver_create", "mapping_misses"):
-        assert ours.per_step(call)[2:] == [0, 0, 0], (call, command(job, percent))
+        assert ours.per_step(call)[4:] == [0, 0, 0], (call, command(job, percent))
 
 
 @pytest.mark.parametrize("model", ["vgg", "transformer"])
