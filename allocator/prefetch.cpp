@@ -77,22 +77,12 @@ void Prefetch::follow_plan(Lock& lock) {
         mover_.cancel(*block);
       }
       if (may_come_back(*block)) {
-        release_started_for(*block);
-        if (!start_prefetch(*block, lock)) return;  // the next call tries again
+        // If not, the next call tries again. Frames of blocks that are leaving are not taken for
+        // it: then compute would wait for those copies.
+        if (!start_prefetch(*block, lock)) return;
       }
     }
     state_.plans.pass();
-  }
-}
-
-void Prefetch::release_started_for(const Block& block) {
-  while (state_.pool.unowned() < block.frames) {
-    const auto& started = state_.table.offloading();
-    const auto last = started.rbegin();
-    if (last == started.rend() || last->first < block.next_use) return;
-    Block& leaving = *last->second;
-    if (leaving.pins > 0 || leaving.storage == nullptr || leaving.backing != nullptr) return;
-    mover_.release(leaving);
   }
 }
 

@@ -34,8 +34,6 @@ class Prefetch {
   void note_cold_ones();
   // What the plan asks back by now.
   void follow_plan(Lock& lock);
-  // Blocks that leave for somebody's sake, used later than this one, give it their frames.
-  void release_started_for(const Block& block);
   [[nodiscard]] bool start_next_prefetch(Lock& lock);
   [[nodiscard]] bool start_prefetch(const Block& wanted, Lock& lock);
   [[nodiscard]] static bool may_come_back(const Block& block);

@@ -78,11 +78,7 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
     }
   };
   const auto is_not_pinned = [](const Block& block) { return block.pins == 0; };
-  // One whose storage is being given up can no longer be emptied; one that goes into a backing is
-  // another thread's choice.
-  take(state_.table.offloading(), choice.started, [](const Block& block) {
-    return block.pins == 0 && block.storage != nullptr && block.backing == nullptr;
-  });
+  take_started(choice, frames);
   take(state_.table.prefetching(), choice.prefetched, is_not_pinned);
   if (may_copy && state_.config.policy != VDNN_POLICY_NONE) {
     // What a plan sends away anyway goes before what it keeps.
@@ -97,6 +93,24 @@ Pressure::Choice Pressure::choose(std::size_t frames, bool may_copy) const {
     }
   }
   return choice;
+}
+
+// One whose storage is being given up can no longer be emptied; one that goes into a backing is
+// another thread's choice. Where a plan sends all of them away, whose copy began first is ready
+// first.
+void Pressure::take_started(Choice& choice, std::size_t frames) const {
+  std::vector<Block*> started;
+  for (const auto& [use, block] : state_.table.offloading()) {
+    const bool may_leave = block->pins == 0 && block->storage != nullptr;
+    if (may_leave && block->backing == nullptr) started.push_back(block);
+  }
+  std::ranges::reverse(started);  // the farthest next use first
+  if (state_.plans.is_followed()) std::ranges::stable_sort(started, {}, &Block::departure);
+  for (Block* block : started) {
+    if (choice.frames >= frames) return;
+    choice.started.push_back(block);
+    choice.frames += block->frames;
+  }
 }
 
 bool Pressure::may_take_held() const {

@@ -40,6 +40,7 @@ class Pressure {
   };
 
   [[nodiscard]] Choice choose(std::size_t frames, bool may_copy) const;
+  void take_started(Choice& choice, std::size_t frames) const;
   static void prune(Choice& choice, std::size_t frames);
   // Host memory for every cold block chosen, or none and false (then the pool must grow by
   // `missing_bytes`).
