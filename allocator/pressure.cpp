@@ -105,7 +105,7 @@ void Pressure::take_started(Choice& choice, std::size_t frames) const {
     if (may_leave && block->backing == nullptr) started.push_back(block);
   }
   std::ranges::reverse(started);  // the farthest next use first
-  if (state_.plans.is_followed()) std::ranges::stable_sort(started, {}, &Block::departure);
+  if (state_.plans.is_followed()) std::ranges::sort(started, {}, &Block::departure);
   for (Block* block : started) {
     if (choice.frames >= frames) return;
     choice.started.push_back(block);

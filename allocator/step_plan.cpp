@@ -18,9 +18,12 @@ void StepPlans::set(std::uint64_t signature, std::span<const vdnn_planned_move> 
   for (const vdnn_planned_move& move : moves) {
     if (plan.leaves.size() <= move.save_index) plan.leaves.resize(move.save_index + 1);
     plan.leaves[move.save_index] = true;
-    if (move.prefetch_position != VDNN_NO_PREFETCH) plan.prefetches.push_back(move);
+    if (move.prefetch_position == VDNN_NO_PREFETCH) continue;
+    // Of equals, in the order in which they were given.
+    const auto place = std::ranges::upper_bound(plan.prefetches, move.prefetch_position, {},
+                                                &vdnn_planned_move::prefetch_position);
+    plan.prefetches.insert(place, move);
   }
-  std::ranges::stable_sort(plan.prefetches, {}, &vdnn_planned_move::prefetch_position);
 }
 
 void StepPlans::begin(std::uint64_t expected) {
