@@ -1,0 +1,1 @@
+"""The vDNN paper beside this project: its networks, its policies, its figures."""
