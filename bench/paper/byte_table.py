@@ -59,7 +59,7 @@ def offload_table(rows: dict[str, Bytes]) -> Table:
     """Figure 12, and what PyTorch adds."""
     table = Table(
         title="bytes that a policy moves to the host, each way, a step (MiB)",
-        caption="What autograd keeps beside them, and our `all` moves too: MaxPool's int64 indices;\n"
+        caption="What autograd keeps beside them, and our `all` moves too: MaxPool's indices; "
         "branches, ReLU's results that a concatenation copies; the classifier's inputs.",
     )
     table.add_column("network")

@@ -25,7 +25,7 @@ class Kind(Enum):
     LINEAR = "linear"
 
 
-_KINDS: dict[type[nn.Module], Kind] = {
+KINDS: dict[type[nn.Module], Kind] = {
     nn.Conv2d: Kind.CONV,
     nn.MaxPool2d: Kind.POOL,
     nn.AvgPool2d: Kind.POOL,
@@ -91,7 +91,7 @@ class _Tracer:
             weights = sum(p.nbytes for p in module.parameters())
             is_max = isinstance(module, nn.MaxPool2d)
             indices = output.numel() * INDEX_BYTES if is_max else 0
-            kind = _KINDS[type(module)]
+            kind = KINDS[type(module)]
             output_number = self.number(output)
             self.layers.append(Layer(name, kind, numbers, output_number, weights, indices))
 
@@ -110,7 +110,7 @@ def trace_network(network: Network, images: Tensor) -> Trace:
     tracer = _Tracer()
     tracer.number(images)
     for name, module in network.named_modules():
-        if type(module) in _KINDS:
+        if type(module) in KINDS:
             module.register_forward_hook(tracer.hook(name))
     with torch.no_grad():
         network(images)
