@@ -44,7 +44,6 @@ EQUALITY_STEPS = 3
 WARM_UP = 4  # steps in which vdnn_alloc learns and cuDNN chooses
 ENGINE_ROOM = 0.8  # share of the budget that is left to a convolution for itself
 AMPLE = 8  # an unlimited budget on the host backend, in bytes of all feature maps
-FRAME = "4KiB"  # on the host backend, so that small maps move too
 _SHORTAGE = re.compile(r"Tried to allocate ([\d.]+ \w+)\..* only ([\d.]+ \w+) could be had")
 PER_STEP = ("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns")
 
@@ -153,9 +152,10 @@ def install(cell: Cell) -> None:
     import vdnn_alloc
 
     if cell.backend == "host":
+        torch.set_num_threads(1)  # threads of one operator that wait for a core spin
         maps = sum(trace(workload_of(cell), cell.batch or None).map_bytes)
         budget = AMPLE * maps + parse_bytes("1GiB", "") if cell.is_oracle else cell.budget_bytes
-        vdnn_alloc.install(budget, policy=cell.moves, backend="host", frame=FRAME)
+        vdnn_alloc.install(budget, policy=cell.moves, backend="host")
         return
     if cell.without_workspace:
         os.environ["VDNN_ALLOC"] = "workspace=none"
