@@ -121,6 +121,8 @@ def _mib(count: float | None) -> str:
 
 def _paper(figure: dict[str, dict[str, int]] | dict[str, dict[str, float]], cell: Cell) -> str:
     """The paper's figure; of paper-dyn it is that of dyn, of offloading the kind of layers'."""
+    if cell.batch:
+        return ""  # not the paper's
     policy = "dyn" if cell.policy == "paper-dyn" else cell.policy
     of_policy = figure.get(policy) or figure.get(policy.partition("(")[0]) or {}
     return str(of_policy.get(cell.network, ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.paper import byte_table, published
@@ -35,7 +34,7 @@ def draw(cells: dict[Cell, Outcome], folder: Path) -> list[Path]:
         raise ConfigError("plots need matplotlib; install it, then --report draws them") from None
     matplotlib.use("Agg")
     found = [r for r in rows(cells) if r.cell.precision == "fp32" and r.outcome["fits"]]
-    paper = [r for r in found if r.cell.budget_bytes == PAPER_BUDGET or r.cell.backend == "host"]
+    paper = [r for r in found if r.cell.budget_bytes == PAPER_BUDGET and not r.cell.batch]
     peaks = _of(paper, "owned_bytes_max")
     averages = _of(paper, "owned_bytes_average")
     speed = {(r.cell.policy, r.cell.network): r.performance for r in paper if r.performance}
@@ -124,7 +123,7 @@ def _is(row: Row, budget_bytes: int) -> bool:
 
 def _over_one_step(row: Row, folder: Path) -> Path:
     """Bytes after each layer, forward and back; as many names as can be read."""
-    cell = replace(row.cell)
+    cell = row.cell
     axes = _axes(1, f"{WORKLOADS[cell.network].title}, {cell.policy}: memory over one step")[0]
     memory = row.outcome["memory"]
     axes.plot([held / MIB for _, _, held in memory])
