@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 def be_deterministic() -> None:
     """What stock PyTorch needs to repeat itself to the bit."""
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setting: Any = torch.utils.deterministic  # torch gives its attribute no types
+    setting.fill_uninitialized_memory = False
 
 
 def precision_scope(precision: str) -> AbstractContextManager[object]:
