@@ -68,7 +68,8 @@ Context retain_context(Device device) {
 class CudaDriver final : public Driver {
  public:
   explicit CudaDriver(int ordinal)
-      : device_(open_device(ordinal)),
+      : is_first_(ordinal == 0),
+        device_(open_device(ordinal)),
         prop_(frame_prop(device_)),
         backing_prop_(backing_prop(device_)),
         frame_bytes_(frame_size(prop_)),
@@ -83,7 +84,13 @@ class CudaDriver final : public Driver {
   [[nodiscard]] std::size_t frame_bytes() const override { return frame_bytes_; }
   // Nothing to do: each call brings the context itself, for a context left behind here would
   // change what the caller's thread takes for its current device.
-  void enter_thread() override {}
+  // A thread that has run nothing yet has no context, and libraries of torch's warn of that. By the
+  // runtime's rule it is on the first device: no other may come up as its current one.
+  void enter_thread() override {
+    Context current = nullptr;
+    if (!is_first_ || api().cuCtxGetCurrent(&current) != kSuccess || current != nullptr) return;
+    report_once(api().cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent");
+  }
 
   [[nodiscard]] DeviceMemory device_memory() override {
     const RelaxedScope scope(context_);
@@ -356,6 +363,7 @@ class CudaDriver final : public Driver {
            " are free; another process may hold them, or the budget is above what the device has";
   }
 
+  const bool is_first_;
   const Device device_;
   const AllocationProp prop_;
   const AllocationProp backing_prop_;

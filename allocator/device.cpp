@@ -13,6 +13,8 @@ namespace {
 
 // A slab is this many frames, or what one request needs.
 constexpr std::size_t kSlabFrames = 8;
+// Of a small budget it is no more than this share: two heaps would else hold most of it.
+constexpr std::size_t kSlabShare = 16;
 // A block whose rounding to frames wastes more than 1/16 of them goes to the heap if it stays.
 constexpr std::size_t kTolerableWaste = 16;
 
@@ -156,8 +158,9 @@ Block& Device::allocate_in_heap(std::size_t bytes, StreamIndex stream, Lock& loc
     }
     const std::size_t need = state_.frames_for(Heap::rounded(bytes));
     // A slab beyond the need must not push anything out.
-    const bool has_room = state_.pool.unowned() >= std::max(need, kSlabFrames);
-    const std::size_t wanted = has_room ? std::max(need, kSlabFrames) : need;
+    const std::size_t share = state_.pool.limit() / kSlabShare;
+    const std::size_t whole = std::max(need, std::min(share, kSlabFrames));
+    const std::size_t wanted = state_.pool.unowned() >= whole ? whole : need;
     const std::uint32_t ordinal =
         state_.book.number() > 0 ? state_.book.next_ordinal(Asker::kSlab) : kNoOrdinal;
     const std::size_t frames = placement_.slab_frames(ordinal, stream, need, wanted);

@@ -75,7 +75,8 @@ class Driver {
   // The size of one frame in bytes; fixed for the driver's life, a power of two.
   [[nodiscard]] virtual std::size_t frame_bytes() const = 0;
   [[nodiscard]] virtual DeviceMemory device_memory() = 0;
-  // Makes the calling thread able to use this device and leaves its current device as it was.
+  // Makes the calling thread able to use this device and leaves its current device as it was: what
+  // a thread without any is taken to be on, the first, becomes current.
   virtual void enter_thread() = 0;
 
   // --- physical frames ---------------------------------------------------------------------

@@ -17,9 +17,12 @@ from tests.programs.runs import TIMEOUT_S, ample, eager, ended, start, stock, ti
 if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
-    from tests.programs.program import Program
+    from tests.programs.program import Program, Run
 
 CHECK = 1
+# vdnn_alloc starts CUDA in install(), stock torch at the first tensor on a GPU: from then on Python
+# warns of every fork.
+FORKS_AFTER_CUDA = "is multi-threaded, use of fork() may lead to deadlocks"
 pytestmark = pytest.mark.timeout(4 * TIMEOUT_S)
 
 
@@ -47,11 +50,16 @@ def _begun(request: pytest.FixtureRequest) -> None:
 programs = pytest.mark.parametrize("program", [parameter(p) for p in catalogue.on_gpu().values()])
 
 
+def differences(ours: Run, theirs: Run) -> list[str]:
+    """But for the warning of a fork."""
+    return [text for text in what_differs(ours, theirs) if FORKS_AFTER_CUDA not in text]
+
+
 @programs
 def test_it_runs_as_before_where_everything_fits(program: Program) -> None:
     ours, theirs = ended(ample(program.name, "cuda")), ended(stock(program.name, "cuda"))
 
-    assert what_differs(ours.result, theirs.result) == []
+    assert differences(ours.result, theirs.result) == []
     assert ours.stats is not None
     assert ours.stats["offloaded_bytes"] == 0
     assert ours.stats["ooms"] == 0
@@ -63,7 +71,7 @@ def test_it_runs_as_before_where_everything_fits(program: Program) -> None:
 def test_it_runs_as_before_where_all_that_may_move_moves(program: Program) -> None:
     ours, theirs = ended(eager(program.name, "cuda")), ended(stock(program.name, "cuda"))
 
-    assert what_differs(ours.result, theirs.result) == []
+    assert differences(ours.result, theirs.result) == []
     assert ours.stats is not None
     assert ours.stats["offloaded_bytes"] > 0 or program.stays
 
@@ -75,7 +83,7 @@ def test_it_runs_as_before_under_a_tight_budget(program: Program) -> None:
 
     assert ours.stats is not None
     assert ours.stats["workspace_refusals"] == 0  # else other engines, and so other bits
-    assert what_differs(ours.result, theirs.result) == []
+    assert differences(ours.result, theirs.result) == []
     assert (ours.stats["offloaded_bytes"] > 0) == (not program.stays), program.stays
     assert (ours.stats["ooms"] > 0) == program.runs_out
     assert ours.stats["created_bytes_max"] <= ours.stats["budget_bytes"]

@@ -52,6 +52,18 @@ TEST(a_device_that_is_not_there_or_cannot_map_is_named) {
 
 TEST(a_frame_is_at_least_two_mebibytes) { EXPECT(gpu().frame_bytes() == fake::kFrame); }
 
+TEST(a_thread_without_a_context_gets_the_first_devices_and_no_other_is_taken_away) {
+  std::thread([] {
+    gpu().enter_thread();
+    EXPECT(fake::current == &fake::context);
+    int other_context = 0;
+    const auto other = reinterpret_cast<vdnn::cuda::Context>(&other_context);
+    fake::current = other;
+    gpu().enter_thread();
+    EXPECT(fake::current == other);
+  }).join();
+}
+
 TEST(every_call_brings_the_context_and_leaves_the_thread_as_it_was) {
   std::thread([] {
     const Handle frame = gpu().create_frame();

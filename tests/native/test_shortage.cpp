@@ -70,7 +70,7 @@ TEST(small_tensors_are_told_apart_from_their_slabs) {
 
   const std::string text = refusal(small, 16);
 
-  EXPECT(says(text, "32.00 KiB are slabs of small tensors, which fill 512 bytes of them"));
+  EXPECT(says(text, "4.00 KiB are slabs of small tensors, which fill 512 bytes of them"));
   small.device->free(in_heap, small.stream);
   small.device->free(tiny, small.stream);
 }

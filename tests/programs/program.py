@@ -31,6 +31,8 @@ class Program:
     """Why no byte may be moved under that budget; empty: some must be."""
     runs_out: bool
     """Whether it meets an out-of-memory error under that budget, and goes on."""
+    gpu_percent: int
+    """The same on a GPU, where cuDNN and cuBLAS have memory of their own in one operator."""
     cpu_only: str
     """Why it has nothing to do on a GPU; empty: it runs there too."""
     needs: tuple[str, ...]
@@ -52,13 +54,14 @@ def program(
     percent: int = 60,
     stays: str = "",
     runs_out: bool = False,
+    gpu_percent: int | None = None,
     cpu_only: str = "",
     needs: tuple[str, ...] = (),
 ) -> Callable[[Train], Train]:
     """Marks a function as a program."""
 
     def enter(train: Train) -> Train:
-        entry = Program(train, percent, stays, runs_out, cpu_only, needs)
+        entry = Program(train, percent, stays, runs_out, gpu_percent or percent, cpu_only, needs)
         assert entry.name not in REGISTRY, f"two programs are called {entry.name}"
         REGISTRY[entry.name] = entry
         return train

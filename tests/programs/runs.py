@@ -100,7 +100,8 @@ def tight(name: str, check: int, percent: int | None = None, kind: str = "cpu") 
     """With vdnn_alloc, under the program's share of the peak that the ample run had."""
     stats = ended(ample(name, kind)).stats
     assert stats is not None
-    share = catalogue.find(name).percent if percent is None else percent
+    known = catalogue.find(name)
+    share = percent or {"cpu": known.percent, "cuda": known.gpu_percent}[kind]
     return Job(name, stats["live_bytes_max"] * share // 100, check, kind)
 
 

@@ -60,7 +60,8 @@ class FlatUNet(nn.Module):
         return torch.as_tensor(self.head(x))
 
 
-@program(percent=80)  # joining the widest maps takes most of the peak in one operator
+# Joining the widest maps takes most of the peak in one operator.
+@program(percent=80, gpu_percent=90)
 def unet_flat() -> Seen:
     return fit(FlatUNet(), masked, functional.mse_loss)
 
@@ -180,7 +181,7 @@ class DenseNet(nn.Module):
         return torch.as_tensor(self.head(torch.cat(features, 1).mean(dim=(2, 3))))
 
 
-@program()
+@program(gpu_percent=85)
 def dense() -> Seen:
     return fit(DenseNet(), partial(classified, count=12))
 
@@ -248,7 +249,7 @@ def autoencoder() -> Seen:
     return fit(Autoencoder(), batch, functional.l1_loss)
 
 
-@program()
+@program(gpu_percent=85)
 def frozen_encoder() -> Seen:
     """Only the head learns; the encoder's maps are not saved at all."""
     torch.manual_seed(3)

@@ -57,7 +57,7 @@ def lstm() -> Seen:
     return fit(Stack(nn.LSTM), lambda step: labelled(step, count=64, length=12, width=32))
 
 
-@program()
+@program(gpu_percent=80)
 def gru() -> Seen:
     return fit(Stack(nn.GRU, depth=3), lambda step: labelled(step, count=512, length=12, width=32))
 
@@ -100,7 +100,7 @@ class Reader(nn.Module):
         return torch.as_tensor(self.head(output.sum(dim=1) / lengths[:, None].to(output.device)))
 
 
-@program(percent=75)
+@program(percent=75, gpu_percent=90)
 def packed_sequences() -> Seen:
     model, seen = Reader().to(device()), Seen()
     optimizer = sgd(model)
@@ -118,7 +118,7 @@ def packed_sequences() -> Seen:
     return seen
 
 
-@program()
+@program(gpu_percent=75)
 def truncated_backpropagation_through_time() -> Seen:
     """The state goes on from window to window, its history does not."""
     layers = nn.ModuleList(nn.LSTM(32, 32) for _ in range(6)).to(device())
@@ -160,7 +160,7 @@ class Seq2Seq(nn.Module):
         return torch.stack(said, dim=1)
 
 
-@program(percent=70)
+@program(percent=70, gpu_percent=90)
 def sequence_to_sequence() -> Seen:
     def batch(step: int) -> tuple[Tensor, Tensor]:
         source = sequences(512, 14, 32, step)
