@@ -33,7 +33,7 @@ CORE_ROOMS = """
 # From the bottom up. A module or package may import only those before it in this list.
 PYTHON_ROOMS = """
     errors units plan step_profile ideal_step simulate range_levels planner
-    policies config host_memory budgets native step_record
+    policies config host_memory budgets hooks native step_record
     snapshot reports exit_report
     glue cuda_border border hook_stack layers episodes plan_keeper saved_tensors
     controller installation

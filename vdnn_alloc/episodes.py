@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vdnn_alloc.native import Episode
+    from vdnn_alloc.hooks import Episode
 
 MAX_SIGNATURES = 64
 

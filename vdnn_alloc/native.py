@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vdnn_alloc.errors import BudgetError, ConfigError, DriverError, InstallError, VdnnError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from vdnn_alloc.hooks import Hooks
 
 ABI_VERSION = 3
 LIBRARY = "libvdnn_alloc.so"
@@ -288,49 +290,6 @@ class Tensor(Protocol):
     """A torch.Tensor, for who must not import torch."""
 
     _cdata: int
-
-
-class Episode(Protocol):
-    """What one forward saved, and the order in which its backward took it back."""
-
-    @property
-    def signature(self) -> int:
-        """Of the saves so far: their layers, sizes and order. 0 while there are none."""
-
-    @property
-    def saves(self) -> int:
-        """How many there are."""
-
-    @property
-    def used(self) -> list[int]:
-        """Save indices in the order of their first unpack. It may still grow."""
-
-
-class Hooks(Protocol):
-    """The hooks in C++; see allocator/torch_glue/hooks.cpp."""
-
-    @property
-    def wants_opening(self) -> bool:
-        """Whether the next save or root module begins another episode."""
-
-    def pack(self, x: Any, /) -> Any: ...
-    def unpack(self, saved: Any, /) -> Any: ...
-    def enter(self, module: object, /) -> None: ...
-    def leave(self, module: object, raised: bool, /) -> None: ...
-    def end_step(self) -> bool:
-        """False, and nothing is done, in a forked child."""
-
-    def leave_backward(self) -> None:
-        """The backward that this thread was in has ended."""
-
-    def begin_episode(self) -> Episode | None:
-        """Opens an episode and returns the one that has ended, if there is one."""
-
-    def records(self) -> dict[int, list[int]]:
-        """For tests: the `_cdata` of each alias, by generation of the record's block."""
-
-    def set_max_aliases(self, count: int, /) -> None:
-        """For tests: how many aliases a record may have."""
 
 
 class Glue:

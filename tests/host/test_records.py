@@ -10,7 +10,7 @@ import torch
 from tests.helpers import fresh
 
 if TYPE_CHECKING:
-    from vdnn_alloc.native import Hooks
+    from vdnn_alloc.hooks import Hooks
 
 SHAPE = (123 * 8, 256)  # just under 1 MB
 TIGHT = {"budget": "12MiB", "check": 3}

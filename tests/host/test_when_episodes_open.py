@@ -9,7 +9,7 @@ import torch
 from tests.helpers import fresh
 
 if TYPE_CHECKING:
-    from vdnn_alloc.native import Hooks
+    from vdnn_alloc.hooks import Hooks
 
 AMPLE = {"budget": "64MiB"}
 SHAPE = (123 * 8, 64)
