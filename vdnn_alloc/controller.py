@@ -18,9 +18,10 @@ from vdnn_alloc.episodes import Episodes
 from vdnn_alloc.errors import BudgetError
 from vdnn_alloc.hook_stack import HookStack
 from vdnn_alloc.layers import Layers
-from vdnn_alloc.native import SAVE_EAGER
-from vdnn_alloc.plan import LayerKind
+from vdnn_alloc.native import SAVE_EAGER, SAVES_INDICES
+from vdnn_alloc.plan import LayerKind, NativePolicy
 from vdnn_alloc.plan_keeper import PlanKeeper
+from vdnn_alloc.pool_indices import may_shrink, narrow, smallest_type, widen
 from vdnn_alloc.saved_tensors import name_node, raise_modified
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from vdnn_alloc.step_profile import StepProfile
 
 _engine: Any = torch.autograd.Variable._execution_engine
+
+
+_DEVICE = 0
+"""Asked for what fits. Where it says so and another lacks room, something moves there, once."""
 
 
 class Controller:
@@ -53,9 +58,15 @@ class Controller:
             "name_node": name_node,
             "modified": raise_modified,
             "failed": self._raise_failed,
+            "narrow": narrow,
+            "widen": widen,
         }
         outside = self._save_flags(LayerKind.OUTSIDE)
         self.hooks = glue.make_hooks(callbacks, outside, torch.empty(0, device="cpu"))
+        self._shrunk_bytes = 0
+        """When the latest episode began."""
+        if plan.native_policy is not NativePolicy.PRESSURE:
+            self.hooks.stop_shrinking()
         self._stack = HookStack(self.hooks.pack, self.hooks.unpack)
 
     def attach(self) -> None:
@@ -79,9 +90,9 @@ class Controller:
             handle.remove()
         self._stack.close()
 
-    def _enter_module(self, module: torch.nn.Module, _args: object) -> None:
-        if not is_dynamo_compiling():
-            self.hooks.enter(module)
+    def _enter_module(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
+        if not is_dynamo_compiling() and self.hooks.enter(module):
+            self.hooks.expect_indices(smallest_type(module, args))
 
     def _leave_module(self, module: torch.nn.Module, _args: object, output: object) -> None:
         if not is_dynamo_compiling():
@@ -101,15 +112,28 @@ class Controller:
         _engine.queue_callback(self.hooks.leave_backward)
 
     def _open_episode(self) -> None:
+        self._consider_shrinking()
         opening = self._episodes.open(self.hooks.begin_episode())
         if self._plans is not None:
             self._plans.before_episode(opening)
         self._native.begin_episode(opening.finished, opening.expected, opening.ranks)
 
+    def _consider_shrinking(self) -> None:
+        """The first steps shrink indices, for nobody knows yet what fits; where the one that has
+        ended would have fitted without, the next ones do not."""
+        before, self._shrunk_bytes = self._shrunk_bytes, self.hooks.shrunk_bytes
+        saved = self._shrunk_bytes - before
+        if saved == 0 or self.hooks.has_moved:
+            return
+        stats = self._native.read_stats(_DEVICE)
+        if stats["owned_bytes_max"] + saved <= stats["budget_bytes"]:
+            self.hooks.stop_shrinking()
+
     def _describe(self, module: torch.nn.Module) -> tuple[int, int]:
         """The module's layer, and the flags of what it saves."""
         layer = self._layers.number(module)
-        return layer, self._save_flags(self._layers.kinds[layer])
+        indices = SAVES_INDICES if may_shrink(module) else 0
+        return layer, self._save_flags(self._layers.kinds[layer]) | indices
 
     def _save_flags(self, kind: LayerKind) -> int:
         return SAVE_EAGER if self._plan.is_eager(kind) else 0

@@ -186,21 +186,27 @@ class PlainHooks:
 
     pack = None
     unpack = None
+    has_moved = False
+    shrunk_bytes = 0
 
     def __init__(self, enter_root: Callable[..., object]) -> None:
         self._enter_root = enter_root
         self.wants_opening = True
 
-    def enter(self, module: object) -> None:
+    def enter(self, module: object) -> bool:
         del module
         if self.wants_opening:
             self._enter_root()
+        return False
 
     def leave(self, module: object, raised: bool) -> None:
         """Nothing is counted by layer."""
 
     def begin_episode(self) -> None:
         self.wants_opening = False
+
+    def stop_shrinking(self) -> None:
+        """Nothing is saved through these."""
 
     def end_step(self) -> bool:
         self.wants_opening = True

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 CACHE_VARIABLE = "VDNN_ALLOC_CACHE"
 HOST_SOURCE, HOST_LIBRARIES = "host_glue.cpp", ("c10", "torch_cpu", "torch_python")
-_SHARED_SOURCES = ("access_guard.cpp", "convolutions.cpp", "hooks.cpp", "saved_tensor.cpp")
+_SHARED_SOURCES = (
+    *("access_guard.cpp", "convolutions.cpp"),
+    *("hooks.cpp", "packing.cpp", "saved_tensor.cpp"),
+)
 """What every glue is made of besides its own file."""
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared")
 _TORCH = Path(torch.__file__).parent

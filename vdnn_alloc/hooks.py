@@ -31,9 +31,22 @@ class Hooks(Protocol):
     def wants_opening(self) -> bool:
         """Whether the next save or root module begins another episode."""
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether anything was away when backward asked for it, since start."""
+
+    @property
+    def shrunk_bytes(self) -> int:
+        """Of all indices that were kept as a smaller type, what that saved, since start."""
+
     def pack(self, x: Any, /) -> Any: ...
     def unpack(self, saved: Any, /) -> Any: ...
-    def enter(self, module: object, /) -> None: ...
+    def enter(self, module: object, /) -> bool:
+        """Whether the indices that the layer saves should shrink, if they can."""
+
+    def expect_indices(self, dtype: object, /) -> None:
+        """This type, or None, holds each index that the layer just entered will save."""
+
     def leave(self, module: object, raised: bool, /) -> None: ...
     def end_step(self) -> bool:
         """False, and nothing is done, in a forked child."""
@@ -43,6 +56,9 @@ class Hooks(Protocol):
 
     def begin_episode(self) -> Episode | None:
         """Opens an episode and returns the one that has ended, if there is one."""
+
+    def stop_shrinking(self) -> None:
+        """Indices stay as they are until something moves, but in layers of an eager policy."""
 
     def records(self) -> dict[int, list[int]]:
         """For tests: the `_cdata` of each alias, by generation of the record's block."""

@@ -116,7 +116,7 @@ def installation() -> Installation:
 
 def stats(device: int = _DEVICE) -> Stats:
     """The counters of one device now; vdnn_alloc.snapshot.Stats documents each."""
-    return read_stats(installation().native, device)
+    return _read(installation(), device)
 
 
 def reset_peaks(device: int = _DEVICE) -> None:
@@ -184,7 +184,11 @@ def _require_same(installed: Installation, config: Config) -> None:
 def _document(installed: Installation) -> str:
     device = {**installed.border.describe(), "torch": torch.__version__}
     configuration = {**asdict(installed.config), "vdnn_alloc": __version__}
-    return json_file.build(read_stats(installed.native, _DEVICE), configuration, device)
+    return json_file.build(_read(installed, _DEVICE), configuration, device)
+
+
+def _read(installed: Installation, device: int) -> Stats:
+    return read_stats(installed.native, device, installed.controller.hooks.shrunk_bytes)
 
 
 def _at_exit() -> None:
@@ -192,7 +196,7 @@ def _at_exit() -> None:
     installed = _installation
     if installed is None or installed.process != os.getpid():
         return
-    say(exit_sentence(read_stats(installed.native, _DEVICE)))
+    say(exit_sentence(_read(installed, _DEVICE)))
     if installed.config.dump is None:
         return
     try:

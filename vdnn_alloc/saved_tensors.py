@@ -1,7 +1,7 @@
 """What is said of a saved tensor that was modified: torch's own sentence, word for word.
 
 Saved-tensor hooks switch off autograd's own check for in-place changes, so ours make it for every
-tensor (allocator/torch_glue/hooks.cpp). The text is here, for it is seldom needed and differs by
+tensor (allocator/torch_glue/packing.cpp). The text is here, for it is seldom needed and differs by
 torch's version and mode.
 """
 

@@ -119,6 +119,8 @@ class Stats:
     """Requests that the budget could not serve."""
     workspace_refusals: int
     """Above 0: other convolution engines may have run than stock's, so bits may differ from it."""
+    shrunk_bytes: int
+    """Saved since the start by keeping indices of poolings as a smaller type; of all devices."""
     episodes: int
     """Forwards (with their backwards) seen so far."""
 
@@ -134,9 +136,9 @@ class Stats:
     layers: tuple[LayerStats, ...]
 
 
-def read_stats(native: Native, device: int) -> Stats:
-    """What the allocator counts on `device` now."""
-    totals: dict[str, Any] = dict(native.read_stats(device))
+def read_stats(native: Native, device: int, shrunk_bytes: int) -> Stats:
+    """What the allocator counts on `device` now, and what the hooks have counted."""
+    totals: dict[str, Any] = {**native.read_stats(device), "shrunk_bytes": shrunk_bytes}
     return Stats(**totals, layers=tuple(_read_layers(native, device)))
 
 

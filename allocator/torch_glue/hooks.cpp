@@ -4,76 +4,14 @@
 #include <algorithm>
 #include <exception>
 #include <new>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "border.hpp"
-#include "saved_tensor.hpp"
+#include "hook_state.hpp"
 
 namespace vdnn::glue {
 namespace {
 
-// What the hooks ask of Python.
-enum Callback : std::size_t {
-  kEnterRoot,      // () -> None: a root module begins on this thread
-  kEnterBackward,  // () -> None: a backward begins on this thread; leave_backward() at its end
-  kOpenEpisode,    // () -> None: another episode must begin; it calls begin_episode()
-  kDescribe,       // (module) -> (layer, flags of its saves)
-  kNameNode,       // (x) -> (name of its grad_fn, whether all nodes of its class have that name)
-  kModified,       // (alias, expected version, name | None, output, is_view): raises autograd's
-  kFailed,         // (vdnn_status): raises what it means
-  kCallbackCount
-};
-constexpr const char* kCallbacks[] = {"enter_root", "enter_backward", "open_episode", "describe",
-                                      "name_node",  "modified",       "failed"};
-
-// Where one thread is.
-struct Thread {
-  std::vector<std::uint32_t> stack;  // layers whose forward runs, innermost last
-  std::uint32_t layer = 0;           // with `phase`, what the core was told last
-  std::uint32_t phase = VDNN_OUTSIDE;
-};
-thread_local Thread thread;
-
-constexpr std::uint32_t kOutsideLayer = 0;
-
-struct KnownModule {
-  PyObject* reference;  // weak: another module may come to live at the same address
-  std::uint32_t layer;
-};
-
-struct Hooks {
-  PyObject_HEAD struct Contents {
-    PyObject* callbacks[kCallbackCount] = {};
-    Episode* episode = nullptr;  // the open one
-    bool is_stale = false;       // an unpack or an optimizer step came since it was opened
-    Records records;
-    std::unordered_map<PyObject*, KnownModule> modules;
-    std::vector<std::uint32_t> save_flags;                      // by layer
-    std::unordered_map<const void*, PyObject*> names_of_nodes;  // by vtable; null: ask each time
-  } contents;
-};
-
-Hooks::Contents& contents_of(PyObject* self) { return reinterpret_cast<Hooks*>(self)->contents; }
-
-// Calls Python; false if it raised.
-bool call(const Hooks::Contents& hooks, Callback callback) {
-  PyObject* result = PyObject_CallNoArgs(hooks.callbacks[callback]);
-  Py_XDECREF(result);
-  return result != nullptr;
-}
-
-bool is_inert() { return vdnn_is_forked_child() != 0; }
-
 // --- where a thread is -------------------------------------------------------------------------
-
-void move_to(std::uint32_t layer, std::uint32_t phase) {
-  if (thread.layer == layer && thread.phase == phase) return;
-  thread.layer = layer;
-  thread.phase = phase;
-  vdnn_glue_boundary(layer, phase);
-}
 
 // The layer's number; false, with an error set, if Python raised.
 bool find_layer(Hooks::Contents& hooks, PyObject* module, std::uint32_t& layer) {
@@ -99,14 +37,24 @@ bool find_layer(Hooks::Contents& hooks, PyObject* module, std::uint32_t& layer) 
   return true;
 }
 
+// Whether the layer's indices should shrink, if they can: see expect_indices.
 PyObject* enter(PyObject* self, PyObject* module) {
   Hooks::Contents& hooks = contents_of(self);
-  if (is_inert()) Py_RETURN_NONE;
+  if (is_inert()) Py_RETURN_FALSE;
   if (thread.stack.empty() && !call(hooks, kEnterRoot)) return nullptr;
   std::uint32_t layer = 0;
   if (!find_layer(hooks, module, layer)) return nullptr;
   thread.stack.push_back(layer);
   move_to(layer, VDNN_FORWARD);
+  Py_CLEAR(thread.index_type);
+  const std::uint32_t flags = flags_of(hooks, layer);
+  const bool is_wanted = hooks.is_shrinking || hooks.has_moved || (flags & VDNN_SAVE_EAGER) != 0;
+  return PyBool_FromLong((flags & kSavesIndices) != 0 && is_wanted ? 1 : 0);
+}
+
+// (dtype | None): holds each index that the layer which was just entered will save.
+PyObject* expect_indices(PyObject* /*self*/, PyObject* dtype) {
+  Py_XSETREF(thread.index_type, dtype == Py_None ? nullptr : Py_NewRef(dtype));
   Py_RETURN_NONE;
 }
 
@@ -114,6 +62,7 @@ PyObject* enter(PyObject* self, PyObject* module) {
 PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "leave(module, raised)");
   if (is_inert()) Py_RETURN_NONE;
+  Py_CLEAR(thread.index_type);
   if (arguments[1] == Py_True) move_to(kOutsideLayer, VDNN_OUTSIDE);  // see vdnn_boundary
   std::uint32_t layer = 0;
   if (!find_layer(contents_of(self), arguments[0], layer)) return nullptr;
@@ -128,16 +77,13 @@ PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// --- episodes --------------------------------------------------------------------------------
-
-// Whether the next pack or root forward begins another episode. Not inside a backward: what
-// checkpoints recompute and double backwards save belongs to the episode that they are part of.
-bool wants_opening(const Hooks::Contents& hooks) {
-  if (hooks.episode == nullptr) return true;
-  const Episode::Count& count = hooks.episode->count;
-  const bool has_ended = hooks.is_stale || (count.saves > 0 && count.live_records == 0);
-  return has_ended && torch::autograd::get_current_graph_task_id() == -1;
+// At the end of the backward: what the program makes next is no layer's.
+PyObject* leave_backward(PyObject* /*self*/, PyObject* /*unused*/) {
+  if (thread.phase == VDNN_BACKWARD && !is_inert()) move_to(kOutsideLayer, VDNN_OUTSIDE);
+  Py_RETURN_NONE;
 }
+
+// --- episodes --------------------------------------------------------------------------------
 
 // The finished one, or None.
 PyObject* begin_episode(PyObject* self, PyObject* /*unused*/) {
@@ -155,134 +101,6 @@ PyObject* end_step(PyObject* self, PyObject* /*unused*/) {
   contents_of(self).is_stale = true;
   move_to(kOutsideLayer, VDNN_OUTSIDE);
   Py_RETURN_TRUE;
-}
-
-// --- pack ----------------------------------------------------------------------------------
-
-// Keeps how autograd would name x in an error, and not its node. All nodes of a C++ class have one
-// name, and their class is known by its vtable, the first word of every object that has one.
-bool note_origin(Hooks::Contents& hooks, PyObject* x, Saved::Contents& saved) {
-  const at::TensorBase& tensor = tensor_of(x);
-  const auto& node = tensor.grad_fn();
-  if (!node) return true;
-  saved.output = static_cast<std::uint32_t>(tensor.output_nr());
-  saved.is_view = tensor.is_view();
-  const void* kind = *reinterpret_cast<const void* const*>(node.get());
-  const auto known = hooks.names_of_nodes.find(kind);
-  if (known != hooks.names_of_nodes.end() && known->second != nullptr) {
-    Py_INCREF(known->second);
-    saved.node_name = known->second;
-    return true;
-  }
-  PyObject* named = PyObject_CallOneArg(hooks.callbacks[kNameNode], x);
-  PyObject* name = nullptr;
-  int is_of_class = 0;
-  if (named == nullptr || PyArg_ParseTuple(named, "Up", &name, &is_of_class) == 0) {
-    Py_XDECREF(named);
-    return false;
-  }
-  Py_INCREF(name);
-  saved.node_name = name;
-  if (is_of_class != 0) Py_INCREF(name);
-  hooks.names_of_nodes[kind] = is_of_class != 0 ? name : nullptr;
-  Py_DECREF(named);
-  return true;
-}
-
-// Lets the core move what `saved` shows, if it is one of its blocks. One storage must not get two
-// records, nor two saves one index: the GIL is kept from the opening on.
-bool offer(Hooks::Contents& hooks, Saved::Contents& saved) {
-  if (wants_opening(hooks) && !call(hooks, kOpenEpisode)) return false;
-  Episode* episode = hooks.episode;
-  const std::uint32_t layer = thread.layer;
-  const std::uint32_t flags = layer < hooks.save_flags.size() ? hooks.save_flags[layer] : 0;
-  const std::uint64_t generation =
-      vdnn_glue_save(saved.alias.unsafeGetTensorImpl(), layer, episode->count.saves, flags);
-  if (generation == 0) return true;
-  Record& record = hooks.records.find_or_begin(generation);
-  record.share();
-  record.join(episode);
-  record.add(saved.alias);
-  Py_INCREF(episode);
-  saved.record = &record;
-  saved.episode = episode;
-  saved.layer = layer;
-  saved.save_index = episode->count.saves;
-  episode->note_save(layer, saved.alias.nbytes());
-  return true;
-}
-
-PyObject* pack_tensor(Hooks::Contents& hooks, PyObject* x) {
-  Saved* object = make_saved();
-  if (object == nullptr) return nullptr;
-  Saved::Contents& saved = object->contents;
-  saved.alias = detach(x);
-  bool is_well = saved.alias.defined();
-  if (is_well) {
-    saved.version = static_cast<std::uint32_t>(saved.alias._version());
-    is_well = note_origin(hooks, x, saved);
-  }
-  if (is_well && is_exact_tensor(x) && !is_inert() && !is_parameter(x)) {
-    is_well = offer(hooks, saved);
-  }
-  if (is_well) return reinterpret_cast<PyObject*>(object);
-  Py_DECREF(object);
-  return nullptr;
-}
-
-// --- unpack --------------------------------------------------------------------------------
-
-// Hooks switch off autograd's own check for in-place changes, so it is made here for every tensor,
-// moved or not. An alias shares its version counter with x and keeps it when its storage moves.
-PyObject* raise_modified(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  PyObject* alias = THPVariable_Wrap(saved.alias);
-  if (alias == nullptr) return nullptr;
-  PyObject* name = saved.node_name != nullptr ? saved.node_name : Py_None;
-  PyObject* result =
-      PyObject_CallFunction(hooks.callbacks[kModified], "OIOIO", alias, saved.version, name,
-                            saved.output, saved.is_view ? Py_True : Py_False);
-  Py_DECREF(alias);
-  return result;
-}
-
-// What is read by hand is no backward.
-bool enter_backward(const Hooks::Contents& hooks, std::uint32_t layer) {
-  if (thread.layer == layer && thread.phase == VDNN_BACKWARD) return true;
-  if (torch::autograd::get_current_graph_task_id() == -1) return true;
-  if (thread.phase != VDNN_BACKWARD && !call(hooks, kEnterBackward)) return false;
-  move_to(layer, VDNN_BACKWARD);
-  return true;
-}
-
-// At the end of the backward: what the program makes next is no layer's.
-PyObject* leave_backward(PyObject* /*self*/, PyObject* /*unused*/) {
-  if (thread.phase == VDNN_BACKWARD && !is_inert()) move_to(kOutsideLayer, VDNN_OUTSIDE);
-  Py_RETURN_NONE;
-}
-
-bool restore(Hooks::Contents& hooks, const Saved::Contents& saved) {
-  if (is_inert()) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "vdnn_alloc: this graph was built before fork(); a child cannot run its "
-                    "backward");
-    return false;
-  }
-  saved.episode->note_unpack(saved.save_index);
-  hooks.is_stale = true;
-  if (!enter_backward(hooks, saved.layer)) return false;
-  const vdnn_status status = saved.record->restore(saved.save_index);
-  if (status == VDNN_OK || status == VDNN_INVALID) return true;
-  Py_XDECREF(PyObject_CallFunction(hooks.callbacks[kFailed], "I", static_cast<unsigned>(status)));
-  return false;
-}
-
-PyObject* unpack_tensor(Hooks::Contents& hooks, const Saved::Contents& saved) {
-  if (static_cast<std::uint32_t>(saved.alias._version()) != saved.version) {
-    return raise_modified(hooks, saved);
-  }
-  if (saved.record != nullptr && !restore(hooks, saved)) return nullptr;
-  // A fresh tensor each time: who keeps it shows in the storage's use count.
-  return detach_to_python(saved.alias);
 }
 
 // What torch throws must not reach the interpreter.
@@ -335,20 +153,38 @@ PyObject* get_wants_opening(PyObject* self, void* /*closure*/) {
   return PyBool_FromLong(wants_opening(contents_of(self)) ? 1 : 0);
 }
 
+PyObject* get_shrunk_bytes(PyObject* self, void* /*closure*/) {
+  return PyLong_FromUnsignedLongLong(contents_of(self).shrunk_bytes);
+}
+
+PyObject* get_has_moved(PyObject* self, void* /*closure*/) {
+  return PyBool_FromLong(contents_of(self).has_moved ? 1 : 0);
+}
+
+// Until something moves.
+PyObject* stop_shrinking(PyObject* self, PyObject* /*unused*/) {
+  contents_of(self).is_shrinking = false;
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"pack", &pack, METH_O, nullptr},
     {"unpack", &unpack, METH_O, nullptr},
     {"enter", &enter, METH_O, nullptr},
+    {"expect_indices", &expect_indices, METH_O, nullptr},
     {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL,
      nullptr},
     {"leave_backward", &leave_backward, METH_NOARGS, nullptr},
     {"begin_episode", &begin_episode, METH_NOARGS, nullptr},
     {"end_step", &end_step, METH_NOARGS, nullptr},
+    {"stop_shrinking", &stop_shrinking, METH_NOARGS, nullptr},
     {"records", &records, METH_NOARGS, nullptr},
     {"set_max_aliases", &set_max_aliases, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef attributes[] = {{"wants_opening", &get_wants_opening, nullptr, nullptr, nullptr},
+                            {"has_moved", &get_has_moved, nullptr, nullptr, nullptr},
+                            {"shrunk_bytes", &get_shrunk_bytes, nullptr, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 // Never destroyed: graphs may outlive everything.

@@ -10,9 +10,9 @@
 extern "C" {
 
 // The hooks, of which a process has one. `callbacks` is a dictionary of what they ask of Python:
-// see kCallbacks in hooks.cpp. `outside_flags` are those of saves outside every module (vdnn_save).
-// `sample` is any tensor, and `address` what its `_cdata` says. NULL, with an error set, if torch's
-// tensors are not what the glue was built for.
+// see kCallbacks in hook_state.hpp. `outside_flags` are those of saves outside every module
+// (vdnn_save). `sample` is any tensor, and `address` what its `_cdata` says. NULL, with an error
+// set, if torch's tensors are not what the glue was built for.
 PyObject* vdnn_glue_make_hooks(PyObject* callbacks, std::uint32_t outside_flags, PyObject* sample,
                                const void* address);
 }

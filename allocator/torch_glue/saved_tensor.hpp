@@ -93,7 +93,9 @@ struct Saved {
     std::uint32_t output = 0;       // which output of its node x is
     PyObject* node_name = nullptr;  // of the node that x comes from; null: a leaf
     bool is_view = false;
-    Record* record = nullptr;  // null: it never moves
+    bool is_shrunk = false;              // the alias shows what was saved as a smaller type
+    c10::VariableVersion whole_version;  // of what was saved, if it was shrunk
+    Record* record = nullptr;            // null: it never moves
     Episode* episode = nullptr;
     std::uint32_t layer = 0;
     std::uint32_t save_index = 0;

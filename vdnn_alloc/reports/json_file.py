@@ -29,7 +29,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "moved": (
         *("offloaded_bytes", "prefetched_bytes", "offloads", "prefetches", "late_prefetches"),
-        *("dropped_prefetches", "kept_offloads"),
+        *("dropped_prefetches", "kept_offloads", "shrunk_bytes"),
     ),
     "stalls": ("stall_ns",),
     "guard": (
