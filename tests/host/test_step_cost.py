@@ -9,7 +9,7 @@ import torch
 import vdnn_alloc
 from tests.helpers import fresh
 
-EARLY, LATE = 5, 50
+EARLY, LATE = 10, 50  # a plan is corrected until the eighth step
 Left = dict[str, int]
 
 
