@@ -86,7 +86,7 @@ class EncoderDecoder(nn.Module):
         return torch.as_tensor(self.body(x, x.roll(1, dims=1), tgt_mask=mask, tgt_is_causal=True))
 
 
-@program()
+@program(gpu_percent=80)
 def encoder_and_decoder() -> Seen:
     def batch(step: int) -> tuple[Tensor, Tensor]:
         x, _ = labelled(step, count=16, length=20)
@@ -116,7 +116,7 @@ def next_token_loss(said: Tensor, text: Tensor) -> Tensor:
     return functional.cross_entropy(said[:, :-1].flatten(0, 1), text[:, 1:].flatten())
 
 
-@program()
+@program(gpu_percent=80)
 def gpt_with_tied_weights() -> Seen:
     def batch(step: int) -> tuple[Tensor, Tensor]:
         text = tokens(16, 32, 64, step)
@@ -138,7 +138,7 @@ class Patches(nn.Module):
         return torch.cat([self.first.expand(len(x), -1, -1), patches], dim=1)
 
 
-@program()
+@program(gpu_percent=80)
 def vision_transformer() -> Seen:
     model = Pooled(Patches(), *[Block() for _ in range(5)])
     return fit(model, lambda step: (images(8, 32, step), labels(8, step)))

@@ -61,7 +61,7 @@ class FlatUNet(nn.Module):
 
 
 # Joining the widest maps takes most of the peak in one operator.
-@program(percent=80, gpu_percent=90)
+@program(percent=80, gpu_percent=95)
 def unet_flat() -> Seen:
     return fit(FlatUNet(), masked, functional.mse_loss)
 

@@ -57,7 +57,9 @@ def train_on(loader: DataLoader[tuple[Tensor, Tensor]], *, epochs: int = 1) -> S
     optimizer = sgd(model)
     for _ in range(epochs):
         for x, target in loader:
-            loss = functional.cross_entropy(model(x.to(device())), target.to(device()))
+            # More rows for a GPU, of those that were loaded.
+            x, target = x.to(device()).repeat(scaled(1), 1), target.to(device()).repeat(scaled(1))
+            loss = functional.cross_entropy(model(x), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
