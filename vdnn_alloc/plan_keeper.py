@@ -4,10 +4,11 @@ Note [The life of a plan]
 The first step of a signature is recorded while pressure carries it through. If it was short of
 memory, the next one follows a plan. The first recording has the times of a first step, in which
 the device waits for code to load and engines to be chosen, so the third step is recorded again;
-its plan replaces the first if it is faster by more than a few hundredths, for each new plan needs
-new mappings. After that a plan is corrected by what happened: a copy out whose frames nobody took
-is dropped, and a block that somebody had to wait for is asked back earlier, where the recorded
-step says that its frames are to spare. If steps take longer then, the correction is taken back.
+its plan replaces the first if it is faster by more than a few hundredths, or moves less and is no
+slower: each new plan needs new mappings. After that a plan is corrected by what happened: a copy
+out whose frames nobody took is dropped, and a block that somebody had to wait for is asked back
+earlier, where the recorded step says that its frames are to spare. If steps take longer then, the
+correction is taken back.
 
 Nothing is recorded or planned while steps do not repeat: a plan is for the step that comes next.
 What is planned depends on measured times, and so may when copies run; no bit does.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from vdnn_alloc.episodes import Opening
     from vdnn_alloc.native import Native
+    from vdnn_alloc.simulate import Simulated
     from vdnn_alloc.step_profile import StepProfile
 
 _MAX_SIGNATURES = 64
@@ -146,8 +148,7 @@ class PlanKeeper:
         planned = plan_step(record.profile, budget_bytes)
         if steps.moves:
             now = simulate(record.profile, record.from_native(steps.moves), budget_bytes)
-            new_ns = planned.simulated.step_time_ns
-            if new_ns is None or (now.step_time_ns or new_ns * 2) <= _BETTER * new_ns:
+            if not _is_better(planned.simulated, now):
                 return
         self._set(device, signature, steps, record.to_native(planned.plan))
 
@@ -188,6 +189,14 @@ class PlanKeeper:
             for m in (steps.moves, moves)
         )
         return new_ns is not None and (old_ns is None or new_ns <= old_ns)
+
+
+def _is_better(new: Simulated, old: Simulated) -> bool:
+    """Clearly faster, or no slower with fewer bytes."""
+    if new.step_time_ns is None or old.step_time_ns is None:
+        return new.step_time_ns is not None
+    saves = new.offloaded_bytes < old.offloaded_bytes and new.step_time_ns <= old.step_time_ns
+    return saves or old.step_time_ns > _BETTER * new.step_time_ns
 
 
 def _budget_bytes(stats: dict[str, int | float]) -> int:

@@ -51,7 +51,7 @@ def test_what_is_made_after_a_backward_belongs_to_no_layer() -> None:
     (outside,) = grown
     assert outside.split(".")[0] != "Sequential"
     assert text.startswith("CUDA out of memory. Tried to allocate")
-    assert f"Most is owned by {outside} (" in text
+    assert f"On the device is what these layers made: {outside} (" in text
 
 
 def read_by_hand() -> tuple[dict[str, int], dict[str, int]]:
