@@ -56,9 +56,7 @@ std::size_t Device::guard_begin(std::span<const void* const> addresses, Stream s
     for (const void* address : addresses) {
       or_later([&] {
         const auto base = reinterpret_cast<Addr>(address);
-        if (Block* const shared = is_exempt ? settled_block(base, lock) : nullptr) {
-          shared->is_exempt = true;  // also if it cannot come home: it is not sent out again
-        }
+        if (is_exempt) exempt(base, lock);
         Block* const block = bring_home(base, consumer, waits, lock);
         if (block == nullptr) return;
         ++block->pins;
@@ -69,6 +67,12 @@ std::size_t Device::guard_begin(std::span<const void* const> addresses, Stream s
   }
   or_later([&] { issue(waits, current_layer().layer); });
   return count;
+}
+
+// Also if it cannot come home: it is not sent out again.
+void Device::exempt(Addr address, Lock& lock) {
+  Block* const block = settled_block(address, lock);
+  if (block != nullptr) block->is_exempt = true;
 }
 
 Block* Device::bring_home(Addr address, StreamIndex consumer, Waits& waits, Lock& lock) {

@@ -46,7 +46,7 @@ Device::Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& c
       held_(state_, mover_),
       pressure_(state_, mover_, held_),
       placement_(state_, pressure_),
-      prefetch_(state_, mover_, pressure_, placement_),
+      prefetch_(state_, mover_, placement_),
       workspaces_(state_) {
   come_alive();
 }

@@ -110,6 +110,7 @@ class Device {
   void note_thread();
   // The address's block if it lives in frames, once no thread is moving it; else null.
   [[nodiscard]] Block* settled_block(Addr address, Lock& lock);
+  void exempt(Addr address, Lock& lock);
   // Home, and pinned; null if the address is no block's in frames.
   [[nodiscard]] Block* bring_home(Addr address, StreamIndex consumer, Waits& waits, Lock& lock);
   void decide_guard();

@@ -12,8 +12,8 @@ namespace vdnn {
 
 class Prefetch {
  public:
-  Prefetch(DeviceState& state, Mover& mover, Pressure& pressure, Placement& placement)
-      : state_(state), mover_(mover), pressure_(pressure), placement_(placement) {}
+  Prefetch(DeviceState& state, Mover& mover, Placement& placement)
+      : state_(state), mover_(mover), placement_(placement) {}
 
   // The block should leave as soon as it is cold.
   void expect_cold(const Block& block) { waiting_.push_back(block.generation); }
@@ -44,7 +44,6 @@ class Prefetch {
 
   DeviceState& state_;
   Mover& mover_;
-  Pressure& pressure_;
   Placement& placement_;
   std::deque<std::uint64_t> waiting_;
 };
