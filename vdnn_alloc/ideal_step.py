@@ -65,17 +65,15 @@ _ROUNDING_NS = 1e-3
 
 
 @dataclass(frozen=True)
-class Bound:
-    """The least that a step can take under a budget. Times in ns."""
+class StepTime:
+    """What a step takes under a budget. Times in ns."""
 
     unlimited_ns: int
     """The step where memory is not short."""
     stall_ns: int
-    """The least wait for memory and copies, rounded down. 0 where infeasible."""
-    absent_bytes: int
-    """The most that must be absent at once: nobody copies out less."""
+    """What compute waits for memory and copies."""
     missing_bytes: int
-    """What the budget lacks even with everything absent that may be; 0: feasible."""
+    """What the budget lacks, whoever waits how long; 0: feasible."""
     refused_workspaces: int
     """How many it did without."""
 
@@ -87,6 +85,14 @@ class Bound:
     def step_time_ns(self) -> int | None:
         """None: no wait makes this budget enough."""
         return self.unlimited_ns + self.stall_ns if self.is_feasible else None
+
+
+@dataclass(frozen=True)
+class Bound(StepTime):
+    """The least that a step can take: its wait is rounded down, and 0 where infeasible."""
+
+    absent_bytes: int
+    """The most that must be absent at once: nobody copies out less."""
 
 
 def ideal_step_time(
@@ -104,7 +110,7 @@ def ideal_step_time(
         valley.low -= demand.dropped_bytes
         valley.cut(max(0, demand.need_bytes), demand.room_bytes)
     stall_ns = int(valley.wait_ns + _ROUNDING_NS) if missing_bytes == 0 else 0
-    return Bound(profile.duration_ns, stall_ns, absent_bytes, missing_bytes, len(memory.refused))
+    return Bound(profile.duration_ns, stall_ns, missing_bytes, len(memory.refused), absent_bytes)
 
 
 def find_refused_workspaces(profile: StepProfile, budget_bytes: int) -> frozenset[int]:

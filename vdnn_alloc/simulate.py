@@ -25,7 +25,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vdnn_alloc.ideal_step import Bound, find_refused_workspaces, ideal_step_time
+from vdnn_alloc.ideal_step import Bound, StepTime, find_refused_workspaces, ideal_step_time
 from vdnn_alloc.step_profile import NS_PER_SECOND, Event, EventKind, ProfileError, StepProfile
 
 if TYPE_CHECKING:
@@ -35,29 +35,13 @@ __all__ = ["Bound", "Simulated", "ideal_step_time", "simulate"]
 
 
 @dataclass(frozen=True)
-class Simulated:
+class Simulated(StepTime):
     """A step under a plan. Where it is infeasible, the figures are of the part that ran."""
 
-    unlimited_ns: int
-    """The step where memory is not short."""
-    stall_ns: int
-    """What compute waited for frames and for copies."""
     peak_bytes: int
     """The most on the device at once."""
     offloaded_bytes: int
     prefetched_bytes: int
-    missing_bytes: int
-    """What a request or a prefetch lacked that nothing could free; 0: feasible."""
-    refused_workspaces: int
-
-    @property
-    def is_feasible(self) -> bool:
-        return self.missing_bytes == 0
-
-    @property
-    def step_time_ns(self) -> int | None:
-        """None: the plan cannot be carried out under this budget."""
-        return self.unlimited_ns + self.stall_ns if self.is_feasible else None
 
 
 def simulate(profile: StepProfile, plan: Plan, budget_bytes: int) -> Simulated:
@@ -75,11 +59,11 @@ def simulate(profile: StepProfile, plan: Plan, budget_bytes: int) -> Simulated:
     return Simulated(
         profile.duration_ns,
         run.stall_ns,
+        missing_bytes,
+        len(run.refused),
         run.peak_bytes,
         run.offloaded_bytes,
         run.prefetched_bytes,
-        missing_bytes,
-        len(run.refused),
     )
 
 

@@ -17,6 +17,23 @@ from tests.programs.program import program
 from tests.programs.seen import Seen
 
 
+def fit_through(function: type[torch.autograd.Function]) -> Seen:
+    """Training of a model that has the function behind some of its layers."""
+    model, seen = classifier(depth=16), Seen()
+    optimizer = sgd(model)
+    for step in range(3):
+        x = rows(2048, WIDTH, step)
+        for number, layer in enumerate(model):
+            x = function.apply(layer(x)) if number % 8 == 3 else layer(x)
+        loss = functional.cross_entropy(x, labels(2048, step))
+        del x
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.step(model, loss)
+    return seen
+
+
 class Squared(torch.autograd.Function):
     """The kernel in forward, and on what was saved in backward."""
 
@@ -37,19 +54,7 @@ class Squared(torch.autograd.Function):
 
 @program()
 def triton_kernel() -> Seen:
-    model, seen = classifier(depth=16), Seen()
-    optimizer = sgd(model)
-    for step in range(3):
-        x = rows(2048, WIDTH, step)
-        for number, layer in enumerate(model):
-            x = Squared.apply(layer(x)) if number % 8 == 3 else layer(x)
-        loss = functional.cross_entropy(x, labels(2048, step))
-        del x
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen.step(model, loss)
-    return seen
+    return fit_through(Squared)
 
 
 SOURCE = """
@@ -88,16 +93,4 @@ class ScaledByAddress(torch.autograd.Function):
 @program()
 def extension_that_is_given_an_address() -> Seen:
     extension()
-    model, seen = classifier(depth=16), Seen()
-    optimizer = sgd(model)
-    for step in range(3):
-        x = rows(2048, WIDTH, step)
-        for number, layer in enumerate(model):
-            x = ScaledByAddress.apply(layer(x)) if number % 8 == 3 else layer(x)
-        loss = functional.cross_entropy(x, labels(2048, step))
-        del x
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen.step(model, loss)
-    return seen
+    return fit_through(ScaledByAddress)
