@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,10 @@ from tests.programs.loops.between_steps import classifier, one_step
 from tests.programs.loops.objectives import WIDTH
 from tests.programs.program import device, program
 from tests.programs.seen import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
 @program()
@@ -98,16 +102,15 @@ def saliency_of_the_input() -> Seen:
 # --- saved tensors -------------------------------------------------------------------------------
 
 
-@program(percent=70)
-def offloading_by_the_user() -> Seen:
-    """save_on_cpu around a part of the model: there theirs is the pair in force."""
-    model, seen = classifier(depth=20), Seen()
+def fit_under(hooks: Callable[[], AbstractContextManager[None]], *, depth: int) -> Seen:
+    """Training with a pair of the user's own in force over the first half of the model."""
+    model, seen = classifier(depth=depth), Seen()
     optimizer = sgd(model)
     for step in range(3):
         optimizer.zero_grad()
-        with save_on_cpu():
-            hidden = model[:10](rows(2048, WIDTH, step))
-        loss = functional.cross_entropy(model[10:](hidden), labels(2048, step))
+        with hooks():
+            hidden = model[: depth // 2](rows(2048, WIDTH, step))
+        loss = functional.cross_entropy(model[depth // 2 :](hidden), labels(2048, step))
         del hidden
         loss.backward()
         optimizer.step()
@@ -115,11 +118,15 @@ def offloading_by_the_user() -> Seen:
     return seen
 
 
+@program(percent=70)
+def offloading_by_the_user() -> Seen:
+    """save_on_cpu around a part of the model: there theirs is the pair in force."""
+    return fit_under(save_on_cpu, depth=20)
+
+
 @program()
 def compression_by_the_user() -> Seen:
     """Saved tensors are kept as bfloat16: gradients differ, and as much as in stock PyTorch."""
-    model, seen = classifier(depth=16), Seen()
-    optimizer = sgd(model)
 
     def pack(x: Tensor) -> Tensor:
         return x.bfloat16() if x.is_floating_point() else x
@@ -127,16 +134,7 @@ def compression_by_the_user() -> Seen:
     def unpack(x: Tensor) -> Tensor:
         return x.float() if x.is_floating_point() else x
 
-    for step in range(3):
-        optimizer.zero_grad()
-        with saved_tensors_hooks(pack, unpack):
-            hidden = model[:8](rows(2048, WIDTH, step))
-        loss = functional.cross_entropy(model[8:](hidden), labels(2048, step))
-        del hidden
-        loss.backward()
-        optimizer.step()
-        seen.step(model, loss)
-    return seen
+    return fit_under(lambda: saved_tensors_hooks(pack, unpack), depth=16)
 
 
 @program()
