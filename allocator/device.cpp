@@ -20,7 +20,8 @@ constexpr std::size_t kTolerableWaste = 16;
 
 struct Refusal {
   Device* device = nullptr;
-  std::uint32_t layer = 0;
+  CurrentLayer at;
+  std::uint64_t episode = 0;
 };
 thread_local Refusal refusal_of_this_thread;
 
@@ -63,7 +64,8 @@ void* Device::allocate(std::size_t bytes, Stream stream) {
   try {
     raise_refused_return();
   } catch (const OutOfMemory&) {
-    refusal_of_this_thread = {this, current_layer().layer};
+    const Lock lock(state_.mutex);
+    refusal_of_this_thread = {this, current_layer(), state_.book.number()};
     throw;
   }
   state_.driver->enter_thread();
@@ -104,7 +106,7 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
     if (ordinal != kNoOrdinal || !block.is_in_heap) state_.book.birth(block.frames);
     return block;
   } catch (const OutOfMemory&) {
-    refusal_of_this_thread = {this, current_layer().layer};
+    refusal_of_this_thread = {this, current_layer(), state_.book.number()};
     throw;
   }
 }
@@ -112,14 +114,16 @@ Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& 
 void settle_refusal(bool layer_went_on) {
   const Refusal refusal = std::exchange(refusal_of_this_thread, Refusal{});
   if (refusal.device != nullptr && layer_went_on) {
-    refusal.device->count_refused_workspace(refusal.layer);
+    refusal.device->count_refused_workspace(refusal.at, refusal.episode);
   }
 }
 
-void Device::count_refused_workspace(std::uint32_t layer) {
+void Device::count_refused_workspace(const CurrentLayer& at, std::uint64_t episode) {
   const Lock lock(state_.mutex);
+  // Autograd's threads live on, so one may find a refusal that has ended an earlier backward.
+  if (at.phase == VDNN_BACKWARD && episode != state_.book.number()) return;
   ++state_.stats.workspace_refusals;
-  ++state_.stats.layer(layer).workspace_refusals;
+  ++state_.stats.layer(at.layer).workspace_refusals;
 }
 
 void Device::issue(Waits& waits, std::uint32_t layer) {

@@ -12,6 +12,13 @@
 
 namespace vdnn {
 
+// What this thread runs now; blocks born here belong to it.
+struct CurrentLayer {
+  std::uint32_t layer = 0;
+  std::uint32_t phase = VDNN_OUTSIDE;
+};
+[[nodiscard]] CurrentLayer& current_layer() noexcept;
+
 class Device {
  public:
   Device(int ordinal, std::unique_ptr<Driver> driver, const vdnn_config& config,
@@ -30,7 +37,7 @@ class Device {
   [[nodiscard]] void* allocate(std::size_t bytes, Stream stream);
   void free(void* address, Stream stream);
   void record_stream(void* address, Stream stream);
-  void count_refused_workspace(std::uint32_t layer);
+  void count_refused_workspace(const CurrentLayer& at, std::uint64_t episode);
   // Waits for the device and returns every frame that nobody owns.
   void release_unused();
   // Throws InvalidArgument, and changes nothing, if more is in use. Never above config's budget.
@@ -174,12 +181,5 @@ void settle_refusal(bool layer_went_on);
 
 // What the access guard could not bring home on this thread is raised here, once.
 void raise_refused_return();
-
-// What this thread runs now; blocks born here belong to it.
-struct CurrentLayer {
-  std::uint32_t layer = 0;
-  std::uint32_t phase = VDNN_OUTSIDE;
-};
-[[nodiscard]] CurrentLayer& current_layer() noexcept;
 
 }  // namespace vdnn

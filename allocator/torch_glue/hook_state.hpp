@@ -84,6 +84,13 @@ inline void move_to(std::uint32_t layer, std::uint32_t phase) {
   vdnn_glue_boundary(layer, phase);
 }
 
+// A backward that ends by an error tells nobody: who asks for memory next finds out.
+inline void leave_failed_backward() {
+  if (thread.phase != VDNN_BACKWARD) [[likely]]
+    return;
+  if (torch::autograd::get_current_graph_task_id() == -1) move_to(kOutsideLayer, VDNN_OUTSIDE);
+}
+
 // Whether the next pack or root forward begins another episode. Not inside a backward: what
 // checkpoints recompute and double backwards save belongs to the episode that they are part of.
 inline bool wants_opening(const Hooks::Contents& hooks) {

@@ -77,9 +77,12 @@ PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// At the end of the backward: what the program makes next is no layer's.
+// At the end of the backward, unless that ends by an error: what the program makes next is no
+// layer's. The boundary says that the last operator went on, whatever it was refused.
 PyObject* leave_backward(PyObject* /*self*/, PyObject* /*unused*/) {
-  if (thread.phase == VDNN_BACKWARD && !is_inert()) move_to(kOutsideLayer, VDNN_OUTSIDE);
+  if (thread.phase != VDNN_BACKWARD || is_inert()) Py_RETURN_NONE;
+  vdnn_glue_boundary(thread.layer, VDNN_BACKWARD);
+  move_to(kOutsideLayer, VDNN_OUTSIDE);
   Py_RETURN_NONE;
 }
 

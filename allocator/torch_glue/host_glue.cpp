@@ -9,6 +9,7 @@
 
 #include "access_guard.hpp"
 #include "border.hpp"
+#include "hook_state.hpp"
 #include "storage.hpp"
 
 namespace vdnn::glue {
@@ -32,6 +33,7 @@ class HostAllocator final : public c10::Allocator {
     const c10::Device device(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
     if (vdnn_is_forked_child() != 0) return previous_->allocate(bytes);
+    leave_failed_backward();
     void* address = vdnn_torch_malloc(bytes, kDevice, nullptr);
     return {address, address, &free_block, device};
   }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
@@ -87,3 +90,42 @@ def test_gradients_belong_to_the_layer_whose_backward_made_them() -> None:
     owned = fresh.call(gradients_of_a_backward, install=BUDGET).result
 
     assert owned["Sequential.0"] >= 4 * 64 * WIDTH
+
+
+class Greedy(torch.autograd.Function):
+    """The identity; its backward asks for more than there is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad + torch.ones((16, *HELD)).sum() * x
+
+
+def runs_out_in_backward() -> tuple[int, list[str]]:
+    """How many workspaces count as refused, and the layers that own what is made after it."""
+    import vdnn_alloc
+
+    model = nn.Linear(WIDTH, 64)
+    out = Greedy.apply(model(torch.ones(256, WIDTH))).sum()
+    with pytest.raises(torch.OutOfMemoryError):
+        out.backward()
+    del out
+    before = layers()
+    held = torch.ones(HELD)
+    after = layers()
+    model(torch.ones(256, WIDTH)).sum().backward()
+    del held
+    grown = [name for name in after if after[name] != before[name]]
+    return vdnn_alloc.stats().workspace_refusals, grown
+
+
+def test_a_lack_of_memory_that_ends_a_backward_is_no_refused_workspace() -> None:
+    refusals, owners = fresh.call(runs_out_in_backward, install=BUDGET).result
+
+    assert refusals == 0
+    assert owners == ["(outside every layer)"]

@@ -210,6 +210,22 @@ TEST(refusals_are_counted_by_layer_and_evict_nothing) {
   EXPECT(layers[5].workspace_refusals > 0);
 }
 
+// A thread of autograd's lives on when a backward that ran out of memory has ended.
+TEST(what_ended_a_backward_is_no_refused_workspace) {
+  Training training(VDNN_WORKSPACE_STOCK);
+  const auto run_out = [&](bool goes_on) {
+    training.device->begin_episode(0, kSignature, {});
+    current_layer() = {.layer = 1, .phase = VDNN_BACKWARD};
+    EXPECT_THROWS(OutOfMemory, (void)training.device->allocate(2 * kBudget, training.stream));
+    if (!goes_on) training.device->begin_episode(0, kSignature, {});
+    training.device->free(training.device->allocate(kMiB, training.stream), training.stream);
+    current_layer() = {};
+    return training.device->read_stats().workspace_refusals;
+  };
+  EXPECT(run_out(false) == 0);
+  EXPECT(run_out(true) == 1);
+}
+
 TEST(the_room_for_a_workspace_follows_the_setting) {
   EXPECT(Training(VDNN_WORKSPACE_STOCK).device->workspace_bytes() == kBudget);
   EXPECT(Training(VDNN_WORKSPACE_NONE).device->workspace_bytes() == 0);
