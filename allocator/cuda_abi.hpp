@@ -87,6 +87,7 @@ struct AccessDesc {  // CUmemAccessDesc
   X(cuCtxGetCurrent, (Context*))                                                                \
   X(cuCtxPushCurrent_v2, (Context))                                                             \
   X(cuCtxPopCurrent_v2, (Context*))                                                             \
+  X(cuCtxSynchronize, ())                                                                       \
   X(cuMemGetInfo_v2, (std::size_t*, std::size_t*))                                              \
   X(cuMemGetAllocationGranularity, (std::size_t*, const AllocationProp*, int))                  \
   X(cuMemCreate, (AllocationHandle*, std::size_t, const AllocationProp*, unsigned long long))   \

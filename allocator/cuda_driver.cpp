@@ -4,6 +4,7 @@
 // has shut down at exit, calls on the way of a free do nothing: no device work is left to order.
 // The only file that names libcuda.
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -62,6 +63,8 @@ Context retain_context(Device device) {
   CUDA_TRY(cuDevicePrimaryCtxRetain, &context, device);
   return context;
 }
+
+std::atomic<int (*)(void*)> stream_lasts{nullptr};
 
 // --- the driver ------------------------------------------------------------------------------
 
@@ -142,6 +145,11 @@ class CudaDriver final : public Driver {
     CUDA_TRY_NOTHROW(cuMemUnmap, range, bytes);
   }
 
+  [[nodiscard]] bool lasts(Stream stream) override {
+    const auto knows = stream_lasts.load();
+    return stream == nullptr || (knows != nullptr && knows(stream) != 0);
+  }
+
   [[nodiscard]] Stream create_stream() override {
     const RelaxedScope scope(context_);
     CuStream stream = nullptr;
@@ -186,6 +194,12 @@ class CudaDriver final : public Driver {
     count(Primitive::kSynchronize);
     const RelaxedScope scope(context_);
     CUDA_TRY_UNLESS_EXITING(cuEventSynchronize, event);
+  }
+
+  void synchronize_all() override {
+    count(Primitive::kSynchronize);
+    const RelaxedScope scope(context_);
+    CUDA_TRY_UNLESS_EXITING(cuCtxSynchronize);
   }
 
   [[nodiscard]] std::uint64_t elapsed_ns(Event from, Event to) override {
@@ -374,6 +388,8 @@ class CudaDriver final : public Driver {
 };
 
 }  // namespace
+
+void set_stream_lasts(int (*lasts)(void*)) noexcept { stream_lasts = lasts; }
 
 std::unique_ptr<Driver> make_cuda_driver(int device) {
   return std::make_unique<CudaDriver>(device);

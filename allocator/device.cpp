@@ -239,7 +239,8 @@ void Device::free(void* address, Stream stream) {
   block->storage = nullptr;  // it dies with this call
   workspaces_.freed(*block);
   try {
-    arrive(stream);
+    // A free names the stream of the request, which may be gone by now.
+    if (state_.clock.lasts(state_.clock.index_of(stream))) arrive(stream);
   } catch (const DriverError&) {
     // The event is recorded at the stream's next call; until then its frames stay on the stream.
   }

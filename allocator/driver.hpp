@@ -97,6 +97,10 @@ class Driver {
   virtual void unmap(Addr range, std::size_t bytes) noexcept = 0;
 
   // --- streams and events ------------------------------------------------------------------
+  // Whether a stream of the program's lives as long as the process. If not, its owner may have
+  // destroyed it, and only a call that is made on it shows that it is there: a CUDA driver crashes
+  // at the handle of a stream that is gone.
+  [[nodiscard]] virtual bool lasts(Stream stream) = 0;
   // A stream of our own that does not synchronise with the default stream.
   [[nodiscard]] virtual Stream create_stream() = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;
@@ -111,6 +115,9 @@ class Driver {
   [[nodiscard]] virtual bool query(Event event) = 0;
   // Blocks the calling thread. Never call it with a device lock held.
   virtual void synchronize(Event event) = 0;
+  // Blocks the calling thread until all work of the device is done, that of streams which are gone
+  // too. May be called with a device lock held, for no work of the device takes one.
+  virtual void synchronize_all() = 0;
   // The device's time between two timed events, which a query or a wait has seen complete.
   [[nodiscard]] virtual std::uint64_t elapsed_ns(Event from, Event to) = 0;
 
@@ -172,6 +179,8 @@ class HostDriver : public Driver {
  public:
   // Queues `work` on `stream` (never null) as a kernel would be.
   virtual void launch(Stream stream, std::function<void()> work) = 0;
+  // A stream that its owner may destroy; all others last.
+  [[nodiscard]] virtual Stream create_passing_stream() = 0;
   // Makes the n-th call from now (1 = the next) of `primitive` fail once. 0 clears it.
   virtual void fail_at(Primitive primitive, std::uint64_t nth) = 0;
   // Bytes that the kernel says are behind the frames (st_blocks): a witness outside our counters.
@@ -186,5 +195,7 @@ class HostDriver : public Driver {
 [[nodiscard]] std::unique_ptr<HostDriver> make_host_driver(const HostDriverOptions& options);
 // `device` is the ordinal that torch uses. Throws DriverError with the reason and the remedy.
 [[nodiscard]] std::unique_ptr<Driver> make_cuda_driver(int device);
+// Who knows what CUDA's driver cannot tell, whether a stream lasts; see vdnn_set_stream_lasts.
+void set_stream_lasts(int (*lasts)(void*)) noexcept;
 
 }  // namespace vdnn

@@ -40,7 +40,7 @@ StreamClock::~StreamClock() {
 StreamIndex StreamClock::index_of(Stream stream) {
   const auto [it, is_new] = index_.try_emplace(stream, static_cast<StreamIndex>(lanes_.size()));
   if (is_new) {
-    lanes_.push_back(Lane{.stream = stream, .marks = {}});
+    lanes_.push_back(Lane{.stream = stream, .lasts = driver_.lasts(stream), .marks = {}});
     if (lanes_.size() > own_lanes_ + 1) several_ = true;
   }
   return it->second;
@@ -49,15 +49,14 @@ StreamIndex StreamClock::index_of(Stream stream) {
 StreamIndex StreamClock::add_own(Stream stream) {
   ++own_lanes_;
   const StreamIndex index = index_of(stream);
-  lanes_[index].is_ours = true;
+  lanes_[index].is_ours = lanes_[index].lasts = true;
   return index;
 }
 
 void StreamClock::arrive(StreamIndex index) {
   Lane& lane = lanes_[index];
-  lane.is_dead = false;  // a new stream may have the handle of one that was destroyed
   lane.last_call = ++calls_;
-  if (several_ && lane.has_unrecorded && !is_paused_) record(index);
+  if (several_ && lane.has_unrecorded && !is_paused_) record_event(index);
 }
 
 Point StreamClock::now(StreamIndex index) {
@@ -67,6 +66,16 @@ Point StreamClock::now(StreamIndex index) {
 }
 
 Point StreamClock::record(StreamIndex index) {
+  Lane& lane = lanes_[index];
+  if (lane.lasts) return record_event(index);
+  driver_.synchronize_all();
+  const Point point{index, lane.next_tick++};
+  lane.settled_tick = point.tick;
+  lane.has_unrecorded = false;
+  return point;
+}
+
+Point StreamClock::record_event(StreamIndex index) {
   Lane& lane = lanes_[index];
   SharedEvent event = take_event();
   driver_.record(event.get(), lane.stream);
@@ -92,6 +101,7 @@ void StreamClock::collect(const Fence& fence, StreamIndex waiter, Waits& waits) 
 }
 
 void StreamClock::wait(StreamIndex waiter, const Fence& fence) {
+  if (!lanes_[waiter].lasts) return driver_.synchronize_all();
   for (const Point& point : fence.points()) {
     if (point.stream == waiter || is_settled(point)) continue;
     driver_.wait(lanes_[waiter].stream, event_for(point).get());
@@ -107,26 +117,10 @@ bool StreamClock::is_complete(const Fence& fence) const {
 std::vector<Point> StreamClock::record_all() {
   std::vector<Point> points;
   for (StreamIndex index = 0; index < lanes_.size(); ++index) {
-    if (lanes_[index].is_dead) continue;
-    try {
-      points.push_back(record(index));
-    } catch (const DriverError&) {
-      if (lanes_[index].is_ours || lanes_[index].stream == nullptr) throw;
-      bury(lanes_[index]);
-    }
+    const Point point = record(index);
+    if (!is_settled(point)) points.push_back(point);
   }
   return points;
-}
-
-void StreamClock::bury(Lane& lane) {
-  lane.is_dead = true;
-  lane.has_unrecorded = false;
-  const std::uint64_t tick = lane.next_tick++;
-  if (lane.marks.empty()) {
-    lane.settled_tick = tick;
-  } else {
-    lane.marks.push_back({tick, lane.marks.back().event});
-  }
 }
 
 void StreamClock::settle(const std::vector<Point>& points) {

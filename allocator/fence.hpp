@@ -72,8 +72,9 @@ class StreamClock {
   [[nodiscard]] std::size_t count() const { return lanes_.size(); }
   [[nodiscard]] bool is_own(StreamIndex index) const { return lanes_[index].is_ours; }
 
-  // An allocator call is made on the stream: what was released there before becomes available to
-  // other streams, behind an event recorded now. Free when there is only one stream.
+  // An allocator call is made on the stream, which therefore is there: what was released there
+  // before becomes available to other streams, behind an event recorded now. Free when there is
+  // only one stream.
   void arrive(StreamIndex index);
   // The number of allocator calls so far, and the last one on each stream.
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
@@ -81,24 +82,25 @@ class StreamClock {
 
   // Stands for all work queued on the stream so far; waitable after the next record().
   [[nodiscard]] Point now(StreamIndex index);
-  // Records an event: every point taken so far on the stream can be waited for.
+  // Records an event: every point taken so far on the stream can be waited for. If the stream may
+  // be gone, its work is waited for here and now instead.
   Point record(StreamIndex index);
+  // False for a stream that its owner may have destroyed.
+  [[nodiscard]] bool lasts(StreamIndex index) const { return lanes_[index].lasts; }
   [[nodiscard]] bool is_recorded(Point p) const { return p.tick < lanes_[p.stream].next_tick; }
   // True if `waiter` may use what the fence guards, given the events recorded so far.
   [[nodiscard]] bool is_available(const Fence& fence, StreamIndex waiter) const;
 
   // Precondition: is_available(fence, waiter).
   void collect(const Fence& fence, StreamIndex waiter, Waits& waits) const;
-  // Makes a stream of our own (never the calling thread) wait; recorded points only.
+  // Makes a stream (never the calling thread) wait; recorded points only.
   void wait(StreamIndex waiter, const Fence& fence);
   // Has the CPU seen every point complete? Records nothing; an unrecorded point counts as not.
   [[nodiscard]] bool is_complete(const Fence& fence) const;
   // One event for all of the stream's work so far, for a CPU wait outside the lock.
   [[nodiscard]] SharedEvent event_for(Point point) const;
 
-  // Records on every stream; what can be waited for outside the lock. A stream of the program's
-  // that its owner has destroyed is passed over until somebody makes a call on its handle: what was
-  // queued there after the last event on it can no longer be waited for, and is taken to be done.
+  // Records on every stream; what is still to be waited for, outside the lock.
   [[nodiscard]] std::vector<Point> record_all();
   // The CPU has seen these complete.
   void settle(const std::vector<Point>& points);
@@ -120,15 +122,14 @@ class StreamClock {
     std::uint64_t settled_tick = 0;  // the CPU has seen complete all up to here
     bool has_unrecorded = false;
     bool is_ours = false;
-    bool is_dead = false;
+    bool lasts = true;
     std::deque<Mark> marks;
   };
   // Older marks are forgotten; a wait then names a later event, which is stronger.
   static constexpr std::size_t kMarksKept = 4096;
 
   [[nodiscard]] SharedEvent take_event();
-  // The last event on it stands for every point taken since.
-  static void bury(Lane& lane);
+  Point record_event(StreamIndex index);
   [[nodiscard]] bool is_settled(Point p) const { return p.tick <= lanes_[p.stream].settled_tick; }
 
   Driver& driver_;

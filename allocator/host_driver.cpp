@@ -5,6 +5,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "check.hpp"
 #include "driver.hpp"
@@ -42,6 +43,8 @@ class SimulatedDevice final : public HostDriver {
   void map(Addr range, std::span<const Handle> frames) override;
   void unmap(Addr range, std::size_t bytes) noexcept override;
 
+  bool lasts(Stream stream) override { return !passing_.contains(stream); }
+  Stream create_passing_stream() override { return *passing_.insert(create_stream()).first; }
   Stream create_stream() override;
   void destroy_stream(Stream stream) noexcept override;
   Event create_event() override;
@@ -52,6 +55,7 @@ class SimulatedDevice final : public HostDriver {
   void wait(Stream stream, Event event) override;
   bool query(Event event) override;
   void synchronize(Event event) override;
+  void synchronize_all() override;
 
   void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) override;
   void copy_to_device(Addr device, const void* host, std::size_t bytes, Stream stream) override;
@@ -89,6 +93,7 @@ class SimulatedDevice final : public HostDriver {
   const HostDriverOptions options_;
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Primitive::kCount)> calls_left_{};
 
+  std::set<Stream> passing_;
   HostMemory memory_;
   std::unique_ptr<HostStreams> streams_;  // null in a forked child, where all this is inert
 };
@@ -199,6 +204,12 @@ void SimulatedDevice::synchronize(Event event) {
   if (!streams_) return;
   enter(Primitive::kSynchronize);
   streams_->synchronize(event);
+}
+
+void SimulatedDevice::synchronize_all() {
+  if (!streams_) return;
+  enter(Primitive::kSynchronize);
+  streams_->synchronize_all();
 }
 
 void SimulatedDevice::copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) {

@@ -280,6 +280,18 @@ void HostStreams::synchronize(Event event) {
   point.stream->await(point.position);
 }
 
+void HostStreams::synchronize_all() {
+  std::vector<StreamPoint> ends;
+  {
+    const Guard guard(lock_);
+    for (const auto& stream : streams_) {
+      if (!stream->is_stopped()) ends.push_back({stream.get(), stream->queued()});
+    }
+    for (const StreamPoint end : ends) release_for(guard, end);
+  }
+  for (const StreamPoint end : ends) end.stream->await(end.position);
+}
+
 HostStream* HostStreams::look_up(const Guard&, Stream stream) const noexcept {
   for (const auto& one : streams_) {
     if (one.get() == stream) return one->is_stopped() ? nullptr : one.get();

@@ -154,6 +154,8 @@ class HostStreams {
   void wait(Stream stream, Event event);
   [[nodiscard]] bool query(Event event);
   void synchronize(Event event);
+  // Of every stream that there is: one that was destroyed has done its work.
+  void synchronize_all();
 
  private:
   using Guard = std::lock_guard<std::mutex>;

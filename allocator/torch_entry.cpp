@@ -39,6 +39,8 @@ void vdnn_set_storage_emptier(void (*emptier)(const void*)) {
   vdnn::Mover::set_storage_emptier(emptier);
 }
 
+void vdnn_set_stream_lasts(int (*lasts)(void*)) { vdnn::set_stream_lasts(lasts); }
+
 void vdnn_set_guard_switch(void (*switch_on)(int), int (*is_seen)(void)) {
   vdnn::Pressure::set_thread_is_seen(is_seen);
   vdnn::set_guard_switch(switch_on);

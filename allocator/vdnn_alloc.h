@@ -110,6 +110,12 @@ void vdnn_set_use_count_reader(uint64_t (*reader)(const void* storage));
  * locked; must not call back. Without it an address stays reserved until its storage dies. */
 void vdnn_set_storage_emptier(void (*emptier)(const void* storage));
 
+/* `lasts` returns 0 for a CUDA stream that its owner may destroy while the process runs: nothing is
+ * asked of such a stream except by the calls that are made on it, and where its work must be waited
+ * for, the whole device is. Called with a device locked; must not call back. Without it every
+ * stream but the default one is taken for such a stream. */
+void vdnn_set_stream_lasts(int (*lasts)(void* stream));
+
 /* `switch_on(1)` must make every operator call vdnn_guard_begin before it touches its inputs, and
  * vdnn_guard_end when it is over; `switch_on(0)` must end that. Called with nothing locked.
  * `is_seen` returns 0 on a thread whose operators are not seen. Without them the guard stays off.

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "graph_captures.hpp"
+#include "torch_streams.hpp"
 #include "vdnn_alloc.h"
 
 namespace vdnn::glue {
@@ -79,6 +80,14 @@ class CudaAllocator final : public CUDAPluggableAllocator {
   [[nodiscard]] bool is_used(int device) const { return counts(device).blocks_born > 0; }
 
   std::string name() override { return "vdnn_alloc"; }
+
+  void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
+    streams_.saw(stream);
+    CUDAPluggableAllocator::recordStream(data, stream);
+  }
+
+  // Whether a stream lives as long as the process.
+  bool lasts(cudaStream_t stream) { return streams_.last(stream); }
 
   // A second life: torch will free this address, which it did not ask for. The plain class only
   // knows what came through its own malloc (its record's constructor is not exported), so it is
@@ -336,6 +345,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
   static inline thread_local void* life_to_give_ = nullptr;
   std::deque<DeviceCounts> counts_;  // by device; its elements cannot be moved
   GraphCaptures captures_;
+  TorchStreams streams_;
   std::mutex observers_mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;
 };

@@ -57,6 +57,9 @@ int vdnn_glue_install_cuda(int device_count) {
   vdnn_set_use_count_reader(&read_use_count);
   vdnn_set_storage_emptier(
       [](const void* storage) { cuda_allocator().expect_no_free(empty_storage(storage)); });
+  vdnn_set_stream_lasts([](void* stream) {
+    return cuda_allocator().lasts(static_cast<cudaStream_t>(stream)) ? 1 : 0;
+  });
   offer_access_guard(
       {c10::DeviceType::CUDA, [](int device) -> void* { return current_stream(device); }});
   if (vdnn_plans_workspaces() != 0) watch_convolutions();

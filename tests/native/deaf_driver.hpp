@@ -30,6 +30,7 @@ class ForwardingDriver : public Driver {
   }
   void map(Addr range, std::span<const Handle> frames) override { driver_->map(range, frames); }
   void unmap(Addr range, std::size_t bytes) noexcept override { driver_->unmap(range, bytes); }
+  [[nodiscard]] bool lasts(Stream stream) override { return driver_->lasts(stream); }
   [[nodiscard]] Stream create_stream() override {
     return created_.emplace_back(driver_->create_stream());
   }
@@ -46,6 +47,7 @@ class ForwardingDriver : public Driver {
   }
   [[nodiscard]] bool query(Event event) override { return driver_->query(event); }
   void synchronize(Event event) override { driver_->synchronize(event); }
+  void synchronize_all() override { driver_->synchronize_all(); }
   void copy_to_host(void* host, Addr device, std::size_t bytes, Stream stream) override {
     driver_->copy_to_host(host, device, bytes, stream);
   }
@@ -81,7 +83,6 @@ class ForwardingDriver : public Driver {
   [[nodiscard]] bool is_capturing(Stream stream) override { return driver_->is_capturing(stream); }
 
  protected:
-  [[nodiscard]] HostDriver& host() { return *driver_; }
   [[nodiscard]] virtual bool hears(Stream stream) const = 0;
   // The allocator's own: out, in, late.
   std::vector<Stream> created_;
@@ -115,21 +116,6 @@ class DeafProgram final : public ForwardingDriver {
   [[nodiscard]] bool hears(Stream stream) const override {
     return std::ranges::find(created_, stream) != created_.end();
   }
-};
-
-// One stream was destroyed by its owner: nothing can be recorded on it.
-class GoneStream final : public ForwardingDriver {
- public:
-  using ForwardingDriver::ForwardingDriver;
-  void record(Event event, Stream stream) override {
-    if (stream != nullptr && stream == gone) throw DriverError("record: invalid handle");
-    ForwardingDriver::record(event, stream);
-  }
-  void launch(Stream stream, std::function<void()> work) { host().launch(stream, std::move(work)); }
-  Stream gone = nullptr;
-
- private:
-  [[nodiscard]] bool hears(Stream) const override { return true; }
 };
 
 // Does something more just before each wait.
