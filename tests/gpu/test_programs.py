@@ -82,7 +82,9 @@ def test_it_runs_as_before_under_a_tight_budget(program: Program) -> None:
     theirs = ended(stock(program.name, "cuda"))
 
     assert ours.stats is not None
-    assert ours.stats["workspace_refusals"] == 0  # else other engines, and so other bits
+    # Else other engines, and so other bits. Outside every layer nobody can tell whether it was cuDNN
+    # that caught the error, or the program.
+    assert ours.stats["workspace_refusals"] == 0 or program.runs_out
     assert differences(ours.result, theirs.result) == []
     assert (ours.stats["offloaded_bytes"] > 0) == (not program.stays), program.stays
     assert (ours.stats["ooms"] > 0) == program.runs_out

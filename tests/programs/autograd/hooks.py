@@ -79,7 +79,7 @@ def forward_hooks_that_capture_activations() -> Seen:
     return seen
 
 
-@program(percent=75)
+@program(percent=75, gpu_percent=90)
 def saliency_of_the_input() -> Seen:
     """Grad-CAM: a map inside, its gradient, and the gradient of the pixels."""
     torch.manual_seed(2)

@@ -53,7 +53,7 @@ def scripted() -> Seen:
     return trained(torch.jit.script(Scripted().to(device())))
 
 
-@program()
+@program(gpu_percent=80)
 def traced_saved_and_loaded() -> Seen:
     """What comes back from the file is trained, with in-place code inside.
 

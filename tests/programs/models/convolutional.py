@@ -86,7 +86,7 @@ class FeaturesOnSelf(nn.Module):
         return torch.as_tensor(self.head(x.mean(dim=(2, 3))))
 
 
-@program(percent=50)
+@program(percent=50, gpu_percent=80)
 def features_on_self() -> Seen:
     model = FeaturesOnSelf()
     seen = fit(model, classified)

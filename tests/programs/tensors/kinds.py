@@ -213,7 +213,7 @@ class FakelyQuantised(nn.Module):
         return torch.as_tensor(self.head(x.mean(dim=(2, 3))))
 
 
-@program()
+@program(gpu_percent=80)
 def quantisation_aware_training() -> Seen:
     return fit(FakelyQuantised(), lambda step: (images(16, 32, step), labels(16, step)))
 
