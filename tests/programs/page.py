@@ -40,7 +40,8 @@ same exceptions in the same words, no new warning, and no new graph of Dynamo's;
 never passed; and that bytes moved under pressure, unless the table says why none may.
 
 *Budget* is the share of its peak that the program is put under. It is above 60 % where more than
-that is held by the program itself and is nothing that autograd saved.
+that is held by the program itself and is nothing that autograd saved; on a GPU also where one
+convolution needs more at a time, with its workspace.
 """
 
 CASES_OPENING = """## Kinds of faults that tools like this have had
@@ -122,7 +123,10 @@ def row(program: Program, found: list[records.Record]) -> tuple[str, ...]:
     name = program.train.__name__
     told = (outcome(program, record) for record in found)
     what = first_words(program.train) or name.replace("_", " ")
-    return (f"`{name}`", what, f"{program.percent} %", limit(program), *told)
+    budget = f"{program.percent} %"
+    if program.gpu_percent != program.percent:
+        budget += f", on a GPU {program.gpu_percent} %"
+    return (f"`{name}`", what, budget, limit(program), *told)
 
 
 def outcome(program: Program, record: records.Record) -> str:
