@@ -82,7 +82,7 @@ def test_it_runs_as_before_under_a_tight_budget(program: Program) -> None:
     theirs = ended(stock(program.name, "cuda"))
 
     assert ours.stats is not None
-    # Else other engines, and so other bits. Outside every layer nobody can tell whether cuDNN caught
+    # Else other engines, and so other bits. Outside every layer nobody can tell if cuDNN caught
     # the error, or the program.
     assert ours.stats["workspace_refusals"] == 0 or program.runs_out
     assert differences(ours.result, theirs.result) == []
