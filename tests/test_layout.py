@@ -35,13 +35,13 @@ PYTHON_ROOMS = """
     errors units plan step_profile ideal_step simulate range_levels planner
     policies config host_memory budgets hooks native step_record
     snapshot reports exit_report
-    glue cuda_border border hook_stack layers episodes plan_keeper pool_indices saved_tensors
+    glue cuda_border border hook_stack layers episodes plan_keeper pool_indices rectified saved_tensors
     controller installation
     commands __init__ __main__
 """.split()  # noqa: SIM905
 TORCH_ROOMS = """
-    glue cuda_border border hook_stack layers pool_indices saved_tensors controller installation
-    commands
+    glue cuda_border border hook_stack layers pool_indices rectified saved_tensors controller
+    installation commands
 """.split()  # noqa: SIM905
 CTYPES_ROOMS = ["native"]
 

@@ -18,10 +18,11 @@ from vdnn_alloc.episodes import Episodes
 from vdnn_alloc.errors import BudgetError
 from vdnn_alloc.hook_stack import HookStack
 from vdnn_alloc.layers import Layers
-from vdnn_alloc.native import SAVE_EAGER, SAVES_INDICES
+from vdnn_alloc.native import SAVE_EAGER, SAVES_INDICES, SAVES_SIGNS
 from vdnn_alloc.plan import LayerKind, NativePolicy
 from vdnn_alloc.plan_keeper import PlanKeeper
 from vdnn_alloc.pool_indices import may_shrink, narrow, smallest_type, widen
+from vdnn_alloc.rectified import blank, form, revive, saves_signs, signs
 from vdnn_alloc.saved_tensors import name_node, raise_modified
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class Controller:
             "failed": self._raise_failed,
             "narrow": narrow,
             "widen": widen,
+            "form": form,
+            "signs": signs,
+            "revive": revive,
+            "blank": blank,
         }
         outside = self._save_flags(LayerKind.OUTSIDE)
         self.hooks = glue.make_hooks(callbacks, outside, torch.empty(0, device="cpu"))
@@ -119,8 +124,8 @@ class Controller:
         self._native.begin_episode(opening.finished, opening.expected, opening.ranks)
 
     def _consider_shrinking(self) -> None:
-        """The first steps shrink indices, for nobody knows yet what fits; where the one that has
-        ended would have fitted without, the next ones do not."""
+        """The first steps shrink what they can, for nobody knows yet what fits; where the one that
+        has ended would have fitted without, the next ones do not."""
         before, self._shrunk_bytes = self._shrunk_bytes, self.hooks.shrunk_bytes
         saved = self._shrunk_bytes - before
         if saved == 0 or self.hooks.has_moved:
@@ -133,7 +138,8 @@ class Controller:
         """The module's layer, and the flags of what it saves."""
         layer = self._layers.number(module)
         indices = SAVES_INDICES if may_shrink(module) else 0
-        return layer, self._save_flags(self._layers.kinds[layer]) | indices
+        rectified = SAVES_SIGNS if saves_signs(module) else 0
+        return layer, self._save_flags(self._layers.kinds[layer]) | indices | rectified
 
     def _save_flags(self, kind: LayerKind) -> int:
         return SAVE_EAGER if self._plan.is_eager(kind) else 0

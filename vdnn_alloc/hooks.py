@@ -37,7 +37,7 @@ class Hooks(Protocol):
 
     @property
     def shrunk_bytes(self) -> int:
-        """Of all indices that were kept as a smaller type, what that saved, since start."""
+        """What was saved by keeping indices as a smaller type and maps as signs, since start."""
 
     def pack(self, x: Any, /) -> Any: ...
     def unpack(self, saved: Any, /) -> Any: ...

@@ -33,6 +33,8 @@ NO_PREFETCH = 0xFFFFFFFF
 WAS_LATE, WAS_KEPT = 1, 2
 SAVES_INDICES = 1 << 31
 """For the glue: what the layer saves as int64 are indices of a pooling."""
+SAVES_SIGNS = 1 << 30
+"""For the glue: what the layer saves of its own is the result of a rectifier."""
 
 _u32, _u64, _int = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
 _text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t

@@ -120,7 +120,8 @@ class Stats:
     workspace_refusals: int
     """Above 0: other convolution engines may have run than stock's, so bits may differ from it."""
     shrunk_bytes: int
-    """Saved since the start by keeping indices of poolings as a smaller type; of all devices."""
+    """Saved since the start by keeping indices of poolings as a smaller type, and of maps that only
+    a rectifier and a pooling saved the signs; of all devices."""
     episodes: int
     """Forwards (with their backwards) seen so far."""
 

@@ -20,11 +20,15 @@ enum Callback : std::size_t {
   kFailed,    // (vdnn_status): raises what it means
   kNarrow,    // (int64 tensor, dtype) -> the same as dtype
   kWiden,     // (tensor) -> the same as int64
+  kForm,      // (x) -> the form of a tensor whose values will be gone
+  kSigns,     // (x) -> where it is not at most zero
+  kRevive,    // (signs | None, form) -> what the backward of the one that saved it takes for it
+  kBlank,     // (form) -> a tensor of that form
   kCallbackCount
 };
-constexpr const char* kCallbacks[] = {"enter_root", "enter_backward", "open_episode",
-                                      "describe",   "name_node",      "modified",
-                                      "failed",     "narrow",         "widen"};
+constexpr const char* kCallbacks[] = {
+    "enter_root", "enter_backward", "open_episode", "describe", "name_node", "modified", "failed",
+    "narrow",     "widen",          "form",         "signs",    "revive",    "blank"};
 
 // Where one thread is.
 struct Thread {
@@ -37,6 +41,9 @@ inline thread_local Thread thread;
 
 // Beside the flags of vdnn_save: what the layer saves as int64 are indices of a pooling.
 constexpr std::uint32_t kSavesIndices = 1u << 31;
+// What the layer saves of its own is the result of a rectifier.
+constexpr std::uint32_t kSavesSigns = 1u << 30;
+constexpr std::uint32_t kOfTheGlue = kSavesIndices | kSavesSigns;
 
 constexpr std::uint32_t kOutsideLayer = 0;
 

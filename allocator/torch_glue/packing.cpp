@@ -7,8 +7,9 @@ namespace vdnn::glue {
 namespace {
 
 std::uint32_t version_of(const Saved::Contents& saved) {
-  return saved.is_shrunk ? saved.whole_version.current_version()
-                         : saved.alias.unsafeGetTensorImpl()->version_counter().current_version();
+  return saved.is_shrunk || saved.whole != nullptr
+             ? saved.whole_version.current_version()
+             : saved.alias.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
 // Keeps how autograd would name x in an error, and not its node. All nodes of a C++ class have one
@@ -43,11 +44,10 @@ bool note_origin(Hooks::Contents& hooks, PyObject* x, Saved::Contents& saved) {
 
 // Lets the core move what `saved` shows, if it is one of its blocks. One storage must not get two
 // records, nor two saves one index: the GIL is kept from the opening on.
-bool offer(Hooks::Contents& hooks, Saved::Contents& saved) {
+bool offer(Hooks::Contents& hooks, Saved::Contents& saved, std::uint32_t layer) {
   if (wants_opening(hooks) && !call(hooks, kOpenEpisode)) return false;
   Episode* episode = hooks.episode;
-  const std::uint32_t layer = thread.layer;
-  const std::uint32_t flags = flags_of(hooks, layer) & ~kSavesIndices;
+  const std::uint32_t flags = flags_of(hooks, layer) & ~kOfTheGlue;
   const std::uint64_t generation =
       vdnn_glue_save(saved.alias.unsafeGetTensorImpl(), layer, episode->count.saves, flags);
   if (generation == 0) return true;
@@ -85,22 +85,99 @@ bool shrink(Hooks::Contents& hooks, PyObject* x, Saved::Contents& saved) {
   return true;
 }
 
-// A fresh tensor each time: who keeps it shows in the storage's use count.
-PyObject* as_saved(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  PyObject* alias = detach_to_python(saved.alias);
-  if (alias == nullptr || !saved.is_shrunk) return alias;
-  PyObject* whole = PyObject_CallOneArg(hooks.callbacks[kWiden], alias);
-  Py_DECREF(alias);
+// --- values that are not needed ----------------------------------------------------------------
+
+bool is_same_view(const at::TensorBase& one, const at::TensorBase& other) {
+  return one.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+             other.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() &&
+         one.storage_offset() == other.storage_offset() && one.sizes() == other.sizes() &&
+         one.strides() == other.strides();
+}
+
+// What a rectifier just saved is its own result, which nobody else has saved yet: what that is
+// needed for beside its signs depends on who saves it next.
+void note_rectified(const Hooks::Contents& hooks, Saved* object) {
+  const Saved::Contents& saved = object->contents;
+  if ((flags_of(hooks, thread.layer) & kSavesSigns) == 0 || saved.record == nullptr) return;
+  if (saved.record->aliases().size() != 1 || saved.node_name == nullptr) return;
+  if (PyUnicode_CompareWithASCIIString(saved.node_name, "ReluBackward0") != 0) return;
+  latest_rectified = object;
+}
+
+// The rectifier's save of the map that a pooling now saves as its input; null if that is needed.
+Saved::Contents* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
+  const bool pools = thread.index_type != nullptr && thread.phase == VDNN_FORWARD;
+  if (!pools || latest_rectified == nullptr || !is_exact_tensor(x)) return nullptr;
+  if ((flags_of(hooks, thread.layer) & VDNN_SAVE_EAGER) != 0) return nullptr;
+  Saved::Contents& rectified = latest_rectified->contents;
+  const at::TensorBase& tensor = tensor_of(x);
+  const bool is_it = is_detached_by_copy(tensor) && is_same_view(rectified.alias, tensor) &&
+                     tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() &&
+                     version_of(rectified) == rectified.version &&
+                     rectified.record->aliases().size() == 1 &&
+                     !rectified.record->is_being_restored();
+  return is_it ? &rectified : nullptr;
+}
+
+// Of a map that was saved by a rectifier and by the pooling behind it, and by nobody else, the
+// signs are kept for the one and the form for the other. The map is gone with the program's
+// references.
+bool forget_values(Hooks::Contents& hooks, PyObject* x, Saved::Contents& pooled,
+                   Saved::Contents& rectified) {
+  PyObject* form = PyObject_CallOneArg(hooks.callbacks[kForm], x);
+  PyObject* signs = form == nullptr ? nullptr : PyObject_CallOneArg(hooks.callbacks[kSigns], x);
+  if (signs == nullptr) {
+    Py_XDECREF(form);
+    return false;
+  }
+  hooks.shrunk_bytes += pooled.alias.nbytes() - tensor_of(signs).nbytes();
+  pooled.whole_version = rectified.whole_version =
+      pooled.alias.unsafeGetTensorImpl()->version_counter();
+  pooled.whole = form;
+  Py_INCREF(form);
+  rectified.whole = form;
+  pooled.alias.reset();
+  rectified.alias = detach_by_copy(tensor_of(signs));
+  Py_DECREF(signs);
+  std::exchange(rectified.record, nullptr)->drop();
+  Py_CLEAR(rectified.episode);
+  latest_rectified = nullptr;
+  return offer(hooks, rectified, rectified.layer);
+}
+
+PyObject* with_version(PyObject* whole, const Saved::Contents& saved) {
   if (whole != nullptr) {
     tensor_of(whole).unsafeGetTensorImpl()->set_version_counter(saved.whole_version);
   }
   return whole;
 }
 
+PyObject* revive(const Hooks::Contents& hooks, const Saved::Contents& saved) {
+  PyObject* signs = saved.alias.defined() ? detach_to_python(saved.alias) : Py_NewRef(Py_None);
+  if (signs == nullptr) return nullptr;
+  PyObject* whole =
+      PyObject_CallFunctionObjArgs(hooks.callbacks[kRevive], signs, saved.whole, nullptr);
+  Py_DECREF(signs);
+  return with_version(whole, saved);
+}
+
+// A fresh tensor each time: who keeps it shows in the storage's use count.
+PyObject* as_saved(const Hooks::Contents& hooks, const Saved::Contents& saved) {
+  if (saved.whole != nullptr) return revive(hooks, saved);
+  PyObject* alias = detach_to_python(saved.alias);
+  if (alias == nullptr || !saved.is_shrunk) return alias;
+  PyObject* whole = PyObject_CallOneArg(hooks.callbacks[kWiden], alias);
+  Py_DECREF(alias);
+  return with_version(whole, saved);
+}
+
 // Hooks switch off autograd's own check for in-place changes, so it is made here for every tensor,
 // moved or not. An alias shares its version counter with x and keeps it when its storage moves.
 PyObject* raise_modified(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  PyObject* alias = as_saved(hooks, saved);
+  PyObject* alias =
+      saved.whole != nullptr
+          ? with_version(PyObject_CallOneArg(hooks.callbacks[kBlank], saved.whole), saved)
+          : as_saved(hooks, saved);
   if (alias == nullptr) return nullptr;
   PyObject* name = saved.node_name != nullptr ? saved.node_name : Py_None;
   PyObject* result =
@@ -137,6 +214,19 @@ bool restore(Hooks::Contents& hooks, const Saved::Contents& saved) {
   return false;
 }
 
+bool shrink_or_offer(Hooks::Contents& hooks, PyObject* x, Saved* object) {
+  Saved::Contents& saved = object->contents;
+  if (can_shrink(x)) {
+    if (!shrink(hooks, x, saved)) return false;
+  } else if (Saved::Contents* rectified = find_rectified(hooks, x)) {
+    return forget_values(hooks, x, saved, *rectified);
+  }
+  if (!is_exact_tensor(x) || is_parameter(x)) return true;
+  if (!offer(hooks, saved, thread.layer)) return false;
+  note_rectified(hooks, object);
+  return true;
+}
+
 }  // namespace
 
 PyObject* pack_tensor(Hooks::Contents& hooks, PyObject* x) {
@@ -149,10 +239,7 @@ PyObject* pack_tensor(Hooks::Contents& hooks, PyObject* x) {
     saved.version = version_of(saved);
     is_well = note_origin(hooks, x, saved);
   }
-  if (is_well && can_shrink(x) && !is_inert()) is_well = shrink(hooks, x, saved);
-  if (is_well && is_exact_tensor(x) && !is_inert() && !is_parameter(x)) {
-    is_well = offer(hooks, saved);
-  }
+  if (is_well && !is_inert()) is_well = shrink_or_offer(hooks, x, object);
   if (is_well) return reinterpret_cast<PyObject*>(object);
   Py_DECREF(object);
   return nullptr;

@@ -93,14 +93,20 @@ struct Saved {
     std::uint32_t output = 0;       // which output of its node x is
     PyObject* node_name = nullptr;  // of the node that x comes from; null: a leaf
     bool is_view = false;
-    bool is_shrunk = false;              // the alias shows what was saved as a smaller type
-    c10::VariableVersion whole_version;  // of what was saved, if it was shrunk
+    bool is_shrunk = false;  // the alias shows what was saved as a smaller type
+    // Not null: the values are gone, and this tells the form that they had (`rectified.Whole`). The
+    // alias shows their signs, or there is none.
+    PyObject* whole = nullptr;
+    c10::VariableVersion whole_version;  // of what was saved, if the alias shows something else
     Record* record = nullptr;            // null: it never moves
     Episode* episode = nullptr;
     std::uint32_t layer = 0;
     std::uint32_t save_index = 0;
   } contents;
 };
+
+// The latest whose values may turn out to be needed for their signs alone, or null. Not owned.
+inline Saved* latest_rectified = nullptr;
 
 // Makes the types of the two objects; false, with Python's error set, if it cannot.
 [[nodiscard]] bool make_saved_types();
