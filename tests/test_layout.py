@@ -35,8 +35,8 @@ PYTHON_ROOMS = """
     errors units plan step_profile ideal_step simulate range_levels planner
     policies config host_memory budgets hooks native step_record
     snapshot reports exit_report
-    glue cuda_border border hook_stack layers episodes plan_keeper pool_indices rectified saved_tensors
-    controller installation
+    glue cuda_border border hook_stack layers episodes plan_keeper pool_indices rectified
+    saved_tensors controller installation
     commands __init__ __main__
 """.split()  # noqa: SIM905
 TORCH_ROOMS = """
