@@ -23,12 +23,30 @@ std::uintptr_t BestFit::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes);
   const auto fit = by_size_.lower_bound({size, 0});
   if (fit == by_size_.end()) return 0;
-  const auto [piece, address] = *fit;
-  erase_free(free_.find(address));
-  if (piece > size) insert_free(address + size, piece - size);
+  const std::uintptr_t address = fit->second;
+  take(free_.find(address), address, size);
+  return address;
+}
+
+bool BestFit::allocate_at(std::uintptr_t address, std::size_t bytes) {
+  const std::size_t size = rounded(bytes);
+  auto piece = free_.upper_bound(address);
+  if (piece == free_.begin()) return false;
+  --piece;
+  const std::size_t before = address - piece->first;
+  if (before > piece->second || piece->second - before < size) return false;
+  take(piece, address, size);
+  return true;
+}
+
+void BestFit::take(Pieces::iterator piece, std::uintptr_t address, std::size_t size) {
+  const auto [begin, length] = *piece;
+  const std::uintptr_t end = begin + length;
+  erase_free(piece);
+  if (begin < address) insert_free(begin, address - begin);
+  if (address + size < end) insert_free(address + size, end - address - size);
   used_.emplace(address, size);
   used_bytes_ += size;
-  return address;
 }
 
 std::uintptr_t BestFit::free(std::uintptr_t address) {
@@ -56,12 +74,20 @@ std::uintptr_t BestFit::free(std::uintptr_t address) {
   return begin == range->first && end == range->first + range->second ? begin : 0;
 }
 
+void BestFit::free_all() {
+  used_.clear();
+  used_bytes_ = 0;
+  free_.clear();
+  by_size_.clear();
+  for (const auto& [base, bytes] : ranges_) insert_free(base, bytes);
+}
+
 void BestFit::insert_free(std::uintptr_t address, std::size_t bytes) {
   free_.emplace(address, bytes);
   by_size_.emplace(bytes, address);
 }
 
-void BestFit::erase_free(std::map<std::uintptr_t, std::size_t>::iterator it) {
+void BestFit::erase_free(Pieces::iterator it) {
   by_size_.erase({it->second, it->first});
   free_.erase(it);
 }

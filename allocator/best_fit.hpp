@@ -21,8 +21,12 @@ class BestFit {
 
   // The smallest free piece that fits, lowest address among equals; 0 if none.
   [[nodiscard]] std::uintptr_t allocate(std::size_t bytes);
+  // Just there; false if not all of it is free.
+  [[nodiscard]] bool allocate_at(std::uintptr_t address, std::size_t bytes);
   // Returns the base of the range if that is now wholly free, else 0.
   std::uintptr_t free(std::uintptr_t address);
+  // Everything, at once. The ranges stay.
+  void free_all();
 
   [[nodiscard]] std::size_t rounded(std::size_t bytes) const {
     return (bytes + alignment_ - 1) / alignment_ * alignment_;
@@ -35,14 +39,18 @@ class BestFit {
   [[nodiscard]] const std::map<std::uintptr_t, std::size_t>& ranges() const { return ranges_; }
 
  private:
+  using Pieces = std::map<std::uintptr_t, std::size_t>;
+
+  // Precondition: the free piece holds all of it.
+  void take(Pieces::iterator piece, std::uintptr_t address, std::size_t size);
   void insert_free(std::uintptr_t address, std::size_t bytes);
-  void erase_free(std::map<std::uintptr_t, std::size_t>::iterator it);
+  void erase_free(Pieces::iterator it);
 
   std::size_t alignment_;
   std::size_t used_bytes_ = 0;
-  std::map<std::uintptr_t, std::size_t> ranges_;
-  std::map<std::uintptr_t, std::size_t> free_;
-  std::map<std::uintptr_t, std::size_t> used_;
+  Pieces ranges_;
+  Pieces free_;
+  Pieces used_;
   std::set<std::pair<std::size_t, std::uintptr_t>> by_size_;
 };
 

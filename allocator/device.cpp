@@ -59,7 +59,7 @@ StreamIndex Device::arrive(Stream stream) {
   return index;
 }
 
-void* Device::allocate(std::size_t bytes, Stream stream) {
+void* Device::allocate(std::size_t bytes, Stream stream, PoolId pool) {
   settle_refusal(true);
   try {
     raise_refused_return();
@@ -76,7 +76,7 @@ void* Device::allocate(std::size_t bytes, Stream stream) {
     const StreamIndex index = arrive(stream);
     if (may_move()) prefetch_.pump(lock);
     if (workspaces_.refuses(bytes, index, current_layer().layer)) refuse_workspace(bytes);
-    Block& block = place(bytes, index, waits, lock);
+    Block& block = place(bytes, index, pool, waits, lock);
     register_birth(block, bytes, index);
     workspaces_.born(block);
     address = block.address;
@@ -91,24 +91,30 @@ void* Device::allocate(std::size_t bytes, Stream stream) {
   return reinterpret_cast<void*>(address);
 }
 
-Block& Device::place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock) {
+Block& Device::place(std::size_t bytes, StreamIndex stream, PoolId pool, Waits& waits, Lock& lock) {
+  try {
+    return pool != 0 ? allocate_for_graph(bytes, stream, pool, lock)
+                     : allocate_by_ordinal(bytes, stream, waits, lock);
+  } catch (const OutOfMemory&) {
+    refusal_of_this_thread = {this, current_layer(), state_.book.number()};
+    throw;
+  }
+}
+
+Block& Device::allocate_by_ordinal(std::size_t bytes, StreamIndex stream, Waits& waits,
+                                   Lock& lock) {
   // Ordinals number only what can live in frames: the tiny ones come and go.
   const bool is_tiny = bytes < state_.driver->frame_bytes() / 2;
   const bool is_counted = !is_tiny && state_.book.number() > 0;
   const std::uint32_t ordinal = is_counted ? state_.book.next_ordinal(Asker::kBlock) : kNoOrdinal;
   state_.book.request(ordinal, bytes);
   if (state_.book.is_unknown()) state_.plans.leave();
-  try {
-    Block& block = is_tiny || belongs_in_heap(bytes, ordinal, stream)
-                       ? allocate_in_heap(bytes, stream, lock)
-                       : allocate_frames(bytes, ordinal, stream, waits, lock);
-    block.ordinal = ordinal;
-    if (ordinal != kNoOrdinal || !block.is_in_heap) state_.book.birth(block.frames);
-    return block;
-  } catch (const OutOfMemory&) {
-    refusal_of_this_thread = {this, current_layer(), state_.book.number()};
-    throw;
-  }
+  Block& block = is_tiny || belongs_in_heap(bytes, ordinal, stream)
+                     ? allocate_in_heap(bytes, stream, lock)
+                     : allocate_frames(bytes, ordinal, stream, waits, lock);
+  block.ordinal = ordinal;
+  if (ordinal != kNoOrdinal || !block.is_in_heap) state_.book.birth(block.frames);
+  return block;
 }
 
 void settle_refusal(bool layer_went_on) {

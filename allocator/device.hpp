@@ -33,8 +33,9 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   // --- torch ---------------------------------------------------------------------------------
-  // Never null for bytes > 0; throws OutOfMemory, HostMemoryError or DriverError.
-  [[nodiscard]] void* allocate(std::size_t bytes, Stream stream);
+  // Never null for bytes > 0; throws OutOfMemory, HostMemoryError or DriverError. For a graph if
+  // it names a pool: see below.
+  [[nodiscard]] void* allocate(std::size_t bytes, Stream stream, PoolId pool = 0);
   void free(void* address, Stream stream);
   void record_stream(void* address, Stream stream);
   void count_refused_workspace(const CurrentLayer& at, std::uint64_t episode);
@@ -43,14 +44,20 @@ class Device {
   // Throws InvalidArgument, and changes nothing, if more is in use. Never above config's budget.
   void set_budget(std::uint64_t bytes);
 
-  // --- graph captures (graph_capture.cpp) ----------------------------------------------------
+  // --- graphs (graph_capture.cpp) ------------------------------------------------------------
   // From begin (which waits for the device) to end nothing moves. Captures may nest. What is
-  // allocated for a graph belongs to its pool, which is kept until it was released as often as
-  // captures began with it, and its last block is gone.
+  // allocated for a graph belongs to its pool, which is kept until it was released as often as it
+  // was held (a capture holds the pool that it began with), and its last block is gone.
   void begin_capture(PoolId pool);
   void end_capture();
-  [[nodiscard]] void* allocate_for_graph(std::size_t bytes, Stream stream, PoolId pool);
+  void hold_pool(PoolId pool);
   void release_pool(PoolId pool);
+  // The live blocks of a pool; 0: of all. In the order of their birth.
+  [[nodiscard]] std::vector<vdnn_graph_block> graph_blocks(PoolId pool);
+  // Its blocks become these, which it once had: see graph_pool.hpp. Waits for the device, so that
+  // any of its memory may be used on any stream. Throws InvalidArgument, and changes nothing, if
+  // they are not places of this pool.
+  void rewind_pool(PoolId pool, std::span<const vdnn_graph_block> blocks);
 
   // --- the controller --------------------------------------------------------------------------
   struct Save {
@@ -129,7 +136,14 @@ class Device {
   void wait_for_slab(const Place& place, std::size_t frames, StreamIndex stream, Lock& lock);
   [[nodiscard]] Block& allocate_frames(std::size_t bytes, std::uint32_t ordinal, StreamIndex stream,
                                        Waits& waits, Lock& lock);
-  [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, Waits& waits, Lock& lock);
+  [[nodiscard]] Block& place(std::size_t bytes, StreamIndex stream, PoolId pool, Waits& waits,
+                             Lock& lock);
+  [[nodiscard]] Block& allocate_by_ordinal(std::size_t bytes, StreamIndex stream, Waits& waits,
+                                           Lock& lock);
+  [[nodiscard]] Block& allocate_for_graph(std::size_t bytes, StreamIndex stream, PoolId pool,
+                                          Lock& lock);
+  [[nodiscard]] Place find_graph_slab(std::size_t frames, std::size_t bytes, StreamIndex stream,
+                                      Lock& lock);
   [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal,
                                      StreamIndex stream) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
@@ -149,6 +163,8 @@ class Device {
   // Outside the lock; counts what the CPU waited.
   void issue(Waits& waits, std::uint32_t layer);
   void free_graph_block(Block& block);
+  void forget_graph_block(Block& block);
+  [[nodiscard]] std::vector<Block*> blocks_of_graphs(PoolId pool) const;
   void forget_pool_if_done(PoolId id);
   // Copies may be started, and may be waited for.
   [[nodiscard]] bool may_move() const {

@@ -1,5 +1,7 @@
 // What a device does while a CUDA graph is captured, and with its memory afterwards (rule 9):
 // nothing is offloaded, nothing waits for work outside, no event is recorded. See device.hpp.
+#include <algorithm>
+
 #include "check.hpp"
 #include "device.hpp"
 #include "text.hpp"
@@ -44,42 +46,109 @@ void Device::end_capture() {
   for (const auto& [address, stream] : frees) free(address, stream);
 }
 
-void* Device::allocate_for_graph(std::size_t bytes, Stream stream, PoolId pool_id) {
-  state_.driver->enter_thread();
-  Lock lock(state_.mutex);
-  const StreamIndex index = state_.clock.index_of(stream);
-  GraphPool& pool = pools_[pool_id];
-  Addr address = pool.allocate(bytes, index);
+void Device::hold_pool(PoolId pool) {
+  const Lock lock(state_.mutex);
+  ++pools_[pool].holders;
+}
+
+Block& Device::allocate_for_graph(std::size_t bytes, StreamIndex stream, PoolId id, Lock& lock) {
+  GraphPool& pool = pools_[id];
+  Addr address = pool.allocate(bytes, stream);
   if (address == 0) {
     const std::size_t frames = state_.frames_for(Heap::rounded(bytes));
-    const Place place = placement_.find_free({.frames = frames,
-                                              .bytes = bytes,
-                                              .asker = Asker::kSlab,
-                                              .ordinal = kNoOrdinal,
-                                              .stream = kSettledOnly},
-                                             lock);
-    if (place.mapping == nullptr) {
-      ++state_.stats.ooms;
-      throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
-                        " in a graph capture, where nothing can be offloaded; " +
-                        format_bytes(state_.pool.unowned() * state_.driver->frame_bytes()) +
-                        " of vdnn_alloc's budget are free. Raise the budget, or capture less.");
-    }
-    pool.add_slab({place.mapping, frames, index}, state_.driver->frame_bytes());
-    address = pool.allocate(bytes, index);
+    const Place place = find_graph_slab(frames, bytes, stream, lock);
+    pool.add_slab({place.mapping, frames, stream}, state_.driver->frame_bytes());
+    address = pool.allocate(bytes, stream);
   }
   Block& block = state_.table.create(address);
-  block.pool = pool_id;
-  register_birth(block, bytes, index);
+  block.pool = id;
+  return block;
+}
+
+// Outside a capture it is had as any slab is. A capture may wait for nothing outside, so there it
+// comes from frames whose last use the CPU has seen complete.
+Place Device::find_graph_slab(std::size_t frames, std::size_t bytes, StreamIndex stream,
+                              Lock& lock) {
+  PlaceRequest request{.frames = frames,
+                       .bytes = bytes,
+                       .asker = Asker::kSlab,
+                       .ordinal = kNoOrdinal,
+                       .stream = stream};
+  if (state_.captures == 0) {
+    const Place place = placement_.find(request, lock);
+    wait_for_slab(place, frames, stream, lock);
+    return place;
+  }
+  request.stream = kSettledOnly;
+  const Place place = placement_.find_free(request, lock);
+  if (place.mapping != nullptr) return place;
+  ++state_.stats.ooms;
+  throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
+                    " in a graph capture, where nothing can be offloaded; " +
+                    format_bytes(state_.pool.unowned() * state_.driver->frame_bytes()) +
+                    " of vdnn_alloc's budget are free. Raise the budget, or capture less.");
+}
+
+std::vector<Block*> Device::blocks_of_graphs(PoolId pool) const {
+  std::vector<Block*> found;
+  for (const auto& [address, block] : state_.table.all()) {
+    if (block->pool != 0 && (pool == 0 || block->pool == pool)) found.push_back(block.get());
+  }
+  std::ranges::sort(found, {}, &Block::generation);
+  return found;
+}
+
+std::vector<vdnn_graph_block> Device::graph_blocks(PoolId pool) {
+  const Lock lock(state_.mutex);
+  std::vector<vdnn_graph_block> found;
+  for (const Block* block : blocks_of_graphs(pool)) {
+    const Stream stream = state_.clock.stream(block->stream);
+    found.push_back({.address = block->address,
+                     .size = block->bytes,
+                     .pool = block->pool,
+                     .stream = reinterpret_cast<std::uintptr_t>(stream)});
+  }
+  return found;
+}
+
+void Device::rewind_pool(PoolId id, std::span<const vdnn_graph_block> blocks) {
+  // Nothing can be waited for while another graph is captured. Whoever records behind this pool
+  // waits as its own capture begins.
+  if (state_.captures == 0) wait_for_all_streams();
+  const Lock lock(state_.mutex);
+  std::vector<GraphPool::Life> lives;
+  for (const vdnn_graph_block& block : blocks) {
+    lives.push_back({block.address, static_cast<std::size_t>(block.size),
+                     state_.clock.index_of(reinterpret_cast<Stream>(block.stream))});
+  }
+  const auto it = pools_.find(id);
+  if (it == pools_.end() || !it->second.rewind(lives)) {
+    throw InvalidArgument(
+        "the memory of CUDA graphs cannot be rewound to a state that it was "
+        "never in");
+  }
+  for (Block* block : blocks_of_graphs(id)) {
+    forget_births(*block);
+    forget_graph_block(*block);
+  }
+  for (const GraphPool::Life& life : lives) {
+    Block& block = state_.table.create(life.address);
+    block.pool = id;
+    register_birth(block, life.bytes, life.stream);
+  }
+  forget_pool_if_done(id);
   finish_call();
-  return reinterpret_cast<void*>(address);
+}
+
+void Device::forget_graph_block(Block& block) {
+  state_.stats.resident_bytes -= block.bytes;
+  state_.table.erase(block);
 }
 
 void Device::free_graph_block(Block& block) {
   const PoolId id = block.pool;
-  state_.stats.resident_bytes -= block.bytes;
   pools_[id].free(block.address, block.stream, block.other_streams.empty());
-  state_.table.erase(block);
+  forget_graph_block(block);
   forget_pool_if_done(id);
 }
 

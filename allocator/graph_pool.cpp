@@ -1,6 +1,8 @@
 // Blocks of graphs: see graph_pool.hpp.
 #include "graph_pool.hpp"
 
+#include <utility>
+
 namespace vdnn {
 
 Addr GraphPool::allocate(std::size_t bytes, StreamIndex stream) {
@@ -19,6 +21,18 @@ void GraphPool::add_slab(const Heap::Slab& slab, std::size_t frame_bytes) {
 void GraphPool::free(Addr address, StreamIndex stream, bool reuse) {
   --blocks_;
   if (reuse) streams_.at(stream).free(address);
+}
+
+bool GraphPool::rewind(std::span<const Life> lives) {
+  auto streams = streams_;
+  for (auto& [stream, places] : streams) places.free_all();
+  for (const Life& life : lives) {
+    const auto it = streams.find(life.stream);
+    if (it == streams.end() || !it->second.allocate_at(life.address, life.bytes)) return false;
+  }
+  streams_ = std::move(streams);
+  blocks_ = lives.size();
+  return true;
 }
 
 }  // namespace vdnn

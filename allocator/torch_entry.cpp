@@ -1,8 +1,10 @@
 // The functions that torch calls. No decisions here: find the device, pass on, turn a failure into
 // torch's typed error (through the glue's thrower), or the plain one that trainers recognise.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <stdexcept>
+#include <vector>
 
 #include "error_border.hpp"
 #include "process.hpp"
@@ -56,7 +58,7 @@ void* vdnn_torch_malloc(size_t size, int device, void* stream) {
 
 void* vdnn_graph_malloc(size_t size, int device, void* stream, uint64_t pool) {
   if (size == 0) return nullptr;
-  return or_throw([&] { return vdnn::device(device).allocate_for_graph(size, stream, pool); });
+  return or_throw([&] { return vdnn::device(device).allocate(size, stream, pool); });
 }
 
 vdnn_status vdnn_begin_capture(int device, uint64_t pool) {
@@ -67,8 +69,25 @@ vdnn_status vdnn_end_capture(int device) {
   return vdnn::at_border([&] { vdnn::device(device).end_capture(); });
 }
 
+vdnn_status vdnn_hold_pool(int device, uint64_t pool) {
+  return vdnn::at_border([&] { vdnn::device(device).hold_pool(pool); });
+}
+
 vdnn_status vdnn_release_pool(int device, uint64_t pool) {
   return vdnn::at_border([&] { vdnn::device(device).release_pool(pool); });
+}
+
+size_t vdnn_read_graph_blocks(int device, uint64_t pool, vdnn_graph_block* blocks,
+                              size_t capacity) {
+  std::vector<vdnn_graph_block> found;
+  (void)vdnn::at_border([&] { found = vdnn::device(device).graph_blocks(pool); });
+  std::copy_n(found.begin(), std::min(found.size(), capacity), blocks);
+  return found.size();
+}
+
+vdnn_status vdnn_rewind_pool(int device, uint64_t pool, const vdnn_graph_block* blocks,
+                             size_t count) {
+  return vdnn::at_border([&] { vdnn::device(device).rewind_pool(pool, {blocks, count}); });
 }
 
 void vdnn_torch_free(void* address, size_t, int device, void* stream) {

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define VDNN_ABI_VERSION 3
+#define VDNN_ABI_VERSION 4
 
 typedef enum {
   VDNN_OK = 0,
@@ -92,10 +92,29 @@ void vdnn_torch_empty_cache(void);
  * nothing moves on it. The pool is held once more. */
 vdnn_status vdnn_begin_capture(int device, uint64_t pool);
 vdnn_status vdnn_end_capture(int device);
-/* As vdnn_torch_malloc, for a block that the graph bakes in. Freed as any other. */
+/* The pool is held once more, to be filled outside a capture: what is in it never moves, and to
+ * serve it others may. */
+vdnn_status vdnn_hold_pool(int device, uint64_t pool);
+/* As vdnn_torch_malloc, for a block that a graph may bake in. Freed as any other. */
 void* vdnn_graph_malloc(size_t size, int device, void* stream, uint64_t pool);
 /* The pool is held once less; its memory goes back when nobody holds it and its blocks are gone. */
 vdnn_status vdnn_release_pool(int device, uint64_t pool);
+
+/* A live block of a pool. */
+typedef struct {
+  uint64_t address, size; /* as asked for */
+  uint64_t pool;
+  uint64_t stream; /* the pointer that it was asked for with */
+} vdnn_graph_block;
+
+/* Fills at most `capacity` live blocks of `pool` (0: of all pools), in the order of their birth;
+ * returns how many there are. */
+size_t vdnn_read_graph_blocks(int device, uint64_t pool, vdnn_graph_block* blocks, size_t capacity);
+/* The pool's blocks become these, which were read from it before: replays have made them anew at
+ * the same addresses. What lived there until now is dead without having been freed. Waits for the
+ * device. VDNN_INVALID, and nothing changes, if the pool has no such places. */
+vdnn_status vdnn_rewind_pool(int device, uint64_t pool, const vdnn_graph_block* blocks,
+                             size_t count);
 
 /* --- what the glue registers --------------------------------------------------------------- */
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vdnn_alloc.hooks import Hooks
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY = "libvdnn_alloc.so"
 LIBRARY_VARIABLE = "VDNN_ALLOC_LIBRARY"
 """Environment variable: another build of the core, for its developers."""
@@ -118,6 +118,12 @@ class Pin(ctypes.Structure):
     """vdnn_pin."""
 
     _fields_ = [("address", _u64), ("generation", _u64)]
+
+
+class GraphBlock(ctypes.Structure):
+    """vdnn_graph_block."""
+
+    _fields_ = [(name, _u64) for name in ("address", "size", "pool", "stream")]
 
 
 class NativeLayerStats(ctypes.Structure):

@@ -18,11 +18,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "graph_captures.hpp"
+#include "graph_pools.hpp"
 #include "torch_streams.hpp"
 #include "vdnn_alloc.h"
 
@@ -180,13 +181,19 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   // --- history, snapshots, observers --------------------------------------------------------
 
-  // One segment for each live allocation: the true unit here, for any one of them may move.
-  caching::SnapshotInfo snapshot(c10::MempoolId_t /*pool*/, bool /*include_traces*/) override {
+  // One segment for each live allocation: the true unit here, for any one of them may move. Only
+  // those of `pool`, if it is one.
+  caching::SnapshotInfo snapshot(c10::MempoolId_t pool, bool /*include_traces*/) override {
     caching::SnapshotInfo result{};
     result.device_traces.resize(counts_.size());
+    const std::unordered_map<void*, c10::MempoolId_t> in_pool = pools_by_address(pool);
     const std::lock_guard lock(allocator_mutex_);
     for (const auto& [address, block] : allocation_metadata_) {
-      if (address != nullptr) result.segments.push_back(segment_of(address, block));
+      const auto it = in_pool.find(address);
+      const bool is_wanted = pool == c10::MempoolId_t{} || it != in_pool.end();
+      if (address == nullptr || !is_wanted) continue;
+      result.segments.push_back(segment_of(address, block));
+      if (it != in_pool.end()) result.segments.back().owner_private_pool_id = it->second;
     }
     return result;
   }
@@ -214,18 +221,54 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   // --- CUDA graphs --------------------------------------------------------------------------
 
-  // torch calls begin before the capture and end after it. `filter` says which streams capture.
+  // torch calls begin before a capture and end after it, or around a run that fills the pool.
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
-    captures_.begin(device, pool, std::move(filter));
+    graphs_.begin(device, pool, std::move(filter));
   }
 
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
-    captures_.end(device, pool);
+    graphs_.end(device, pool);
   }
 
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
-    GraphCaptures::release(device, pool);
+    GraphPools::release(device, pool);
+  }
+
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                const std::unordered_set<void*>& expected) override {
+    const std::unordered_map<void*, c10::MempoolId_t> live = pools_by_address(device, pool);
+    return live.size() == expected.size() &&
+           std::all_of(expected.begin(), expected.end(),
+                       [&live](void* address) { return live.count(address) > 0; });
+  }
+
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex device,
+                                                              c10::MempoolId_t pool) override {
+    return std::make_shared<PoolState>(GraphPools::state(device, pool));
+  }
+
+  // Everything in the pool dies, though its storages may not know, and what lived when the state
+  // was asked for lives again. torch gives each new life to the storage that a replay made over
+  // it, and frees those that nobody has.
+  caching::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override {
+    const auto to = std::dynamic_pointer_cast<PoolState>(state);
+    TORCH_CHECK(to != nullptr, "this state of a pool of CUDA graphs is not vdnn_alloc's");
+    const PoolState now = GraphPools::state(device, GraphPools::pair_of(to->pool));
+    GraphPools::rewind(device, *to);
+    caching::CheckpointDelta delta;
+    for (const vdnn_graph_block& block : now.blocks) {
+      delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
+      expect_no_free(delta.ptrs_freed.back());
+    }
+    for (const vdnn_graph_block& block : to->blocks) {
+      void* address = reinterpret_cast<void*>(block.address);
+      expect_free(address, block.size, device, reinterpret_cast<cudaStream_t>(block.stream));
+      delta.dataptrs_allocd.emplace_back(address, address, raw_deleter(),
+                                         c10::Device(c10::kCUDA, device));
+    }
+    return delta;
   }
 
   // --- what cannot be right -----------------------------------------------------------------
@@ -249,19 +292,6 @@ class CudaAllocator final : public CUDAPluggableAllocator {
                 "supported under vdnn_alloc");
   }
 
-  bool checkPoolLiveAllocations(c10::DeviceIndex, c10::MempoolId_t,
-                                const std::unordered_set<void*>&) override {
-    refuse_graph_trees();
-  }
-  std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex,
-                                                              c10::MempoolId_t) override {
-    refuse_graph_trees();
-  }
-  caching::CheckpointDelta setCheckpointPoolState(
-      c10::DeviceIndex, std::shared_ptr<caching::AllocatorState>) override {
-    refuse_graph_trees();
-  }
-
   // --- between devices ----------------------------------------------------------------------
 
   // Mapped memory, unlike cudaMalloc's, needs the peer call where the devices have no peer access.
@@ -279,7 +309,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
       void* life = std::exchange(life_to_give_, nullptr);
       void* address = life;
       if (address == nullptr) {
-        const std::uint64_t pool = captures_.pool_for(device, stream);
+        const std::uint64_t pool = graphs_.pool_for(device, stream);
         address = pool != 0 ? vdnn_graph_malloc(bytes, device, stream, pool)
                             : vdnn_torch_malloc(bytes, device, stream);
       }
@@ -309,6 +339,24 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     for (const auto& observer : observers) observer(device, bytes, total, free);
   }
 
+  // Of every block of graphs, on every device, the pool that it is in; of one pool, if it is one.
+  [[nodiscard]] std::unordered_map<void*, c10::MempoolId_t> pools_by_address(
+      c10::MempoolId_t pool) const {
+    std::unordered_map<void*, c10::MempoolId_t> found;
+    for (int device = 0; device < device_count(); ++device) {
+      if (is_used(device)) found.merge(pools_by_address(device, pool));
+    }
+    return found;
+  }
+  static std::unordered_map<void*, c10::MempoolId_t> pools_by_address(int device,
+                                                                      c10::MempoolId_t pool) {
+    std::unordered_map<void*, c10::MempoolId_t> found;
+    for (const vdnn_graph_block& block : GraphPools::state(device, pool).blocks) {
+      found.emplace(reinterpret_cast<void*>(block.address), GraphPools::pair_of(block.pool));
+    }
+    return found;
+  }
+
   static caching::SegmentInfo segment_of(
       void* address, const torch::cuda::CUDAPluggableAllocator::_AllocationMetadata& block) {
     caching::SegmentInfo segment;
@@ -325,12 +373,6 @@ class CudaAllocator final : public CUDAPluggableAllocator {
     return segment;
   }
 
-  [[noreturn]] static void refuse_graph_trees() {
-    TORCH_CHECK(false,
-                "torch.compile's reduce-overhead mode rewinds the allocator between graphs, which "
-                "vdnn_alloc does not do; use mode=\"default\" or \"max-autotune-no-cudagraphs\"");
-  }
-
   static vdnn_stats read(int device) {
     vdnn_stats stats{};
     TORCH_CHECK(vdnn_read_stats(device, &stats) == VDNN_OK, vdnn_last_error());
@@ -344,7 +386,7 @@ class CudaAllocator final : public CUDAPluggableAllocator {
 
   static inline thread_local void* life_to_give_ = nullptr;
   std::deque<DeviceCounts> counts_;  // by device; its elements cannot be moved
-  GraphCaptures captures_;
+  GraphPools graphs_;
   TorchStreams streams_;
   std::mutex observers_mutex_;
   std::vector<caching::OutOfMemoryObserver> observers_;

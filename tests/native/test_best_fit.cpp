@@ -51,5 +51,38 @@ TEST(ranges_that_touch_stay_apart) {
   EXPECT(fit.allocate(32) == kBase + 32);
 }
 
+TEST(a_place_is_taken_where_it_is_asked_for) {
+  BestFit fit(kAlignment);
+  fit.add_range(kBase, 64);
+
+  EXPECT(fit.allocate_at(kBase + 16, 17));
+
+  EXPECT(fit.used_bytes() == 32);
+  EXPECT(!fit.allocate_at(kBase + 32, 16));  // taken
+  EXPECT(!fit.allocate_at(kBase, 32));       // in part
+  EXPECT(!fit.allocate_at(kBase + 48, 32));  // beyond the range
+  EXPECT(!fit.allocate_at(kBase - 16, 16));  // before it
+  EXPECT(!fit.allocate_at(kBase + 64, 16));  // behind it
+  EXPECT(fit.allocate(16) == kBase);
+  EXPECT(fit.allocate_at(kBase + 48, 16));
+  EXPECT(fit.largest_free() == 0);
+  fit.free(kBase + 16);
+  EXPECT(fit.allocate(32) == kBase + 16);
+}
+
+TEST(all_at_once_can_be_freed) {
+  BestFit fit(kAlignment);
+  fit.add_range(kBase, 64);
+  fit.add_range(kBase + 64, 32);
+  EXPECT(fit.allocate(16) != 0 && fit.allocate(40) != 0);
+
+  fit.free_all();
+
+  EXPECT(fit.used_bytes() == 0);
+  EXPECT(fit.largest_free() == 64);
+  EXPECT(fit.allocate(32) == kBase + 64);
+  EXPECT(fit.allocate(64) == kBase);
+}
+
 }  // namespace
 }  // namespace vdnn::test

@@ -102,7 +102,7 @@ TEST(under_policy_none_it_says_that_nothing_may_move) {
 TEST(graphs_are_told_apart) {
   SmallDevice small;
   small.device->begin_capture(3);
-  void* const baked = small.device->allocate_for_graph(4 * kFrame, small.stream, 3);
+  void* const baked = small.device->allocate(4 * kFrame, small.stream, 3);
   EXPECT(says(refusal(small, 13), "nothing may move while a graph is captured"));
   small.device->end_capture();
   EXPECT(says(refusal(small, 13), "16.00 KiB belong to CUDA graphs"));
