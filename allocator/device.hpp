@@ -6,7 +6,6 @@
 #include <memory>
 #include <thread>
 
-#include "graph_pool.hpp"
 #include "prefetch.hpp"
 #include "workspaces.hpp"
 
@@ -142,8 +141,6 @@ class Device {
                                            Lock& lock);
   [[nodiscard]] Block& allocate_for_graph(std::size_t bytes, StreamIndex stream, PoolId pool,
                                           Lock& lock);
-  [[nodiscard]] Place find_graph_slab(std::size_t frames, std::size_t bytes, StreamIndex stream,
-                                      Lock& lock);
   [[nodiscard]] bool belongs_in_heap(std::size_t bytes, std::uint32_t ordinal,
                                      StreamIndex stream) const;
   void register_birth(Block& block, std::size_t bytes, StreamIndex stream);
@@ -162,6 +159,7 @@ class Device {
   std::vector<Point> wait_for_all_streams();
   // Outside the lock; counts what the CPU waited.
   void issue(Waits& waits, std::uint32_t layer);
+  void make_room_for_graph(PoolId pool);
   void free_graph_block(Block& block);
   void forget_graph_block(Block& block);
   [[nodiscard]] std::vector<Block*> blocks_of_graphs(PoolId pool) const;
@@ -182,7 +180,6 @@ class Device {
   Placement placement_;
   Prefetch prefetch_;
   Workspaces workspaces_;
-  std::unordered_map<PoolId, GraphPool> pools_;
   std::thread::id thread_;            // that made the latest call
   bool has_several_threads_ = false;  // made calls since the episode began
   std::size_t looks_to_skip_ = 0;

@@ -7,11 +7,13 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "backing_pool.hpp"
 #include "block_table.hpp"
 #include "episode.hpp"
+#include "graph_pool.hpp"
 #include "heap.hpp"
 #include "host_pool.hpp"
 #include "stats.hpp"
@@ -73,6 +75,7 @@ struct DeviceState {
   // slabs are empty at its end, and every step begins with the same frames free.
   Heap step_heap;
   Heap lasting_heap;
+  std::unordered_map<PoolId, GraphPool> graph_pools;
   HostPool host;
   BackingPool backings;
   BlockTable table;

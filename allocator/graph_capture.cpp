@@ -4,7 +4,6 @@
 
 #include "check.hpp"
 #include "device.hpp"
-#include "text.hpp"
 
 namespace vdnn {
 
@@ -24,14 +23,33 @@ void Device::begin_capture(PoolId pool) {
   const std::lock_guard one_at_a_time(capture_begin_mutex_);
   state_.driver->enter_thread();
   std::vector<Point> points;
-  if (state_.captures == 0) points = wait_for_all_streams();
+  if (state_.captures == 0) {
+    make_room_for_graph(pool);
+    points = wait_for_all_streams();
+  }
   const Lock lock(state_.mutex);
   state_.clock.settle(points);
   state_.clock.pause_recording(true);
   state_.recorder.abandon();
   state_.guard.last_capture_call = state_.clock.calls();
   ++state_.captures;
-  ++pools_[pool].holders;
+  ++state_.graph_pools[pool].holders;
+}
+
+// What warmed the graph up has left the pool as large as that took. What lives in the pool now, the
+// inputs above all, may come on top, and in the capture nobody can leave for it any more.
+void Device::make_room_for_graph(PoolId pool) {
+  Lock lock(state_.mutex);
+  std::size_t frames = 0;
+  for (const Block* block : blocks_of_graphs(pool)) frames += state_.frames_for(block->bytes);
+  if (frames == 0) return;
+  try {
+    (void)state_.clock.record_all();
+    frames = std::min(frames, pressure_.obtainable_frames());
+    pressure_.make_room(frames, mover_.late_stream(), 0, lock);
+  } catch (const OutOfMemory&) {  // the capture does with what is free, or says so itself
+  } catch (const HostMemoryError&) {
+  }
 }
 
 void Device::end_capture() {
@@ -48,45 +66,29 @@ void Device::end_capture() {
 
 void Device::hold_pool(PoolId pool) {
   const Lock lock(state_.mutex);
-  ++pools_[pool].holders;
+  ++state_.graph_pools[pool].holders;
 }
 
 Block& Device::allocate_for_graph(std::size_t bytes, StreamIndex stream, PoolId id, Lock& lock) {
-  GraphPool& pool = pools_[id];
+  GraphPool& pool = state_.graph_pools[id];
   Addr address = pool.allocate(bytes, stream);
   if (address == 0) {
     const std::size_t frames = state_.frames_for(Heap::rounded(bytes));
-    const Place place = find_graph_slab(frames, bytes, stream, lock);
+    // A capture may wait for nothing outside.
+    const StreamIndex waiter = state_.captures > 0 ? kSettledOnly : stream;
+    const Place place = placement_.find({.frames = frames,
+                                         .bytes = bytes,
+                                         .asker = Asker::kSlab,
+                                         .ordinal = kNoOrdinal,
+                                         .stream = waiter},
+                                        lock);
+    wait_for_slab(place, frames, stream, lock);
     pool.add_slab({place.mapping, frames, stream}, state_.driver->frame_bytes());
     address = pool.allocate(bytes, stream);
   }
   Block& block = state_.table.create(address);
   block.pool = id;
   return block;
-}
-
-// Outside a capture it is had as any slab is. A capture may wait for nothing outside, so there it
-// comes from frames whose last use the CPU has seen complete.
-Place Device::find_graph_slab(std::size_t frames, std::size_t bytes, StreamIndex stream,
-                              Lock& lock) {
-  PlaceRequest request{.frames = frames,
-                       .bytes = bytes,
-                       .asker = Asker::kSlab,
-                       .ordinal = kNoOrdinal,
-                       .stream = stream};
-  if (state_.captures == 0) {
-    const Place place = placement_.find(request, lock);
-    wait_for_slab(place, frames, stream, lock);
-    return place;
-  }
-  request.stream = kSettledOnly;
-  const Place place = placement_.find_free(request, lock);
-  if (place.mapping != nullptr) return place;
-  ++state_.stats.ooms;
-  throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
-                    " in a graph capture, where nothing can be offloaded; " +
-                    format_bytes(state_.pool.unowned() * state_.driver->frame_bytes()) +
-                    " of vdnn_alloc's budget are free. Raise the budget, or capture less.");
 }
 
 std::vector<Block*> Device::blocks_of_graphs(PoolId pool) const {
@@ -112,8 +114,8 @@ std::vector<vdnn_graph_block> Device::graph_blocks(PoolId pool) {
 }
 
 void Device::rewind_pool(PoolId id, std::span<const vdnn_graph_block> blocks) {
-  // Nothing can be waited for while another graph is captured. Whoever records behind this pool
-  // waits as its own capture begins.
+  // Nothing can be waited for while another graph is captured, nor may a capture begin meanwhile.
+  const std::lock_guard no_begin(capture_begin_mutex_);
   if (state_.captures == 0) wait_for_all_streams();
   const Lock lock(state_.mutex);
   std::vector<GraphPool::Life> lives;
@@ -121,8 +123,8 @@ void Device::rewind_pool(PoolId id, std::span<const vdnn_graph_block> blocks) {
     lives.push_back({block.address, static_cast<std::size_t>(block.size),
                      state_.clock.index_of(reinterpret_cast<Stream>(block.stream))});
   }
-  const auto it = pools_.find(id);
-  if (it == pools_.end() || !it->second.rewind(lives)) {
+  const auto it = state_.graph_pools.find(id);
+  if (it == state_.graph_pools.end() || !it->second.rewind(lives)) {
     throw InvalidArgument(
         "the memory of CUDA graphs cannot be rewound to a state that it was "
         "never in");
@@ -147,21 +149,21 @@ void Device::forget_graph_block(Block& block) {
 
 void Device::free_graph_block(Block& block) {
   const PoolId id = block.pool;
-  pools_[id].free(block.address, block.stream, block.other_streams.empty());
+  state_.graph_pools[id].free(block.address, block.stream, block.other_streams.empty());
   forget_graph_block(block);
   forget_pool_if_done(id);
 }
 
 void Device::release_pool(PoolId id) {
   const Lock lock(state_.mutex);
-  const auto it = pools_.find(id);
-  if (it == pools_.end() || it->second.holders == 0) return;
+  const auto it = state_.graph_pools.find(id);
+  if (it == state_.graph_pools.end() || it->second.holders == 0) return;
   --it->second.holders;
   forget_pool_if_done(id);
 }
 
 void Device::forget_pool_if_done(PoolId id) {
-  const auto it = pools_.find(id);
+  const auto it = state_.graph_pools.find(id);
   if (!it->second.is_done()) return;
   // Replays may have run on any stream.
   Fence fence;
@@ -171,7 +173,7 @@ void Device::forget_pool_if_done(PoolId id) {
     slab.mapping->last_use.add(fence);
     slab.mapping->is_busy = false;
   }
-  pools_.erase(it);
+  state_.graph_pools.erase(it);
   state_.note_frames();
 }
 

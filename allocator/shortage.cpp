@@ -23,7 +23,7 @@ struct OnDevice {
   std::size_t cold = 0;       // saved, and free to leave
   std::size_t heap = 0;
   std::uint64_t heap_bytes = 0;  // of blocks in it
-  std::uint64_t graph_bytes = 0;
+  std::size_t graphs = 0;        // slabs of their pools, whether blocks live in them or not
 };
 
 void add_block(const Block& block, OnDevice& on_device) {
@@ -31,7 +31,7 @@ void add_block(const Block& block, OnDevice& on_device) {
   if (block.is_in_heap) {
     on_device.heap_bytes += block.bytes;
   } else if (block.pool != 0) {
-    on_device.graph_bytes += block.bytes;
+    return;  // counted by slabs
   } else if (block.pins > 0) {
     on_device.pinned += block.frames;
   } else if (!block.is_saved) {
@@ -51,6 +51,9 @@ OnDevice look(const DeviceState& state) {
   }
   for (const Heap* heap : {&state.step_heap, &state.lasting_heap}) {
     for (const auto& [base, slab] : heap->slabs()) on_device.heap += slab.frames;
+  }
+  for (const auto& [id, pool] : state.graph_pools) {
+    for (const Heap::Slab& slab : pool.slabs()) on_device.graphs += slab.frames;
   }
   return on_device;
 }
@@ -102,8 +105,8 @@ std::vector<std::string> reasons(const DeviceState& state, const OnDevice& on_de
     found.push_back(bytes(on_device.heap) + " are slabs of small tensors, which fill " +
                     format_bytes(on_device.heap_bytes) + " of them");
   }
-  if (on_device.graph_bytes > 0) {
-    found.push_back(format_bytes(on_device.graph_bytes) + " belong to CUDA graphs");
+  if (on_device.graphs > 0) {
+    found.push_back(bytes(on_device.graphs) + " belong to CUDA graphs");
   }
   if (state.captures > 0) {
     found.emplace_back("nothing may move while a graph is captured");

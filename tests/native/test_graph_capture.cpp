@@ -95,6 +95,39 @@ TEST(while_a_graph_is_captured_nothing_is_pushed_out_for_a_pool) {
   small.end();
 }
 
+// A graph is recorded with its inputs in the pool, which was not so when it was warmed up.
+TEST(before_a_capture_room_is_made_for_what_lives_in_its_pool) {
+  GraphDevice small({.seed = 43});
+  small.free_at(small.in_pool(4 * kFrame, 41));  // the warm-up
+  const Addr input = small.in_pool(2 * kFrame, 42);
+  small.save(0, 12, 43);
+  EXPECT(small.stats().offloaded_bytes == 0);
+
+  small.device->begin_capture(kPool);
+  const Addr baked = small.in_pool(4 * kFrame, 44);
+  small.device->end_capture();
+
+  EXPECT(small.stats().offloaded_bytes == 12 * kFrame);
+  EXPECT(small.holds_everywhere(input, 2, 42));
+  EXPECT(small.holds_everywhere(baked, 4, 44));
+  small.device->release_pool(kPool);
+  small.end();
+  small.restore(0, 12, 43);
+}
+
+// Rule 6: nobody leaves for what is not asked.
+TEST(a_capture_into_an_empty_pool_pushes_nobody_out) {
+  GraphDevice small;
+  small.save(0, 16, 41);
+
+  small.device->begin_capture(kPool);
+  small.device->end_capture();
+
+  EXPECT(small.stats().offloaded_bytes == 0);
+  small.device->release_pool(kPool);
+  small.end();
+}
+
 TEST(a_refused_request_for_a_pool_is_counted_if_its_layer_goes_on) {
   GraphDevice small;
 

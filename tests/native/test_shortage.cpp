@@ -107,6 +107,7 @@ TEST(graphs_are_told_apart) {
   small.device->end_capture();
   EXPECT(says(refusal(small, 13), "16.00 KiB belong to CUDA graphs"));
   small.device->free(baked, small.stream);
+  EXPECT(says(refusal(small, 13), "16.00 KiB belong to CUDA graphs"));  // replays write there
   small.device->release_pool(3);
 }
 
