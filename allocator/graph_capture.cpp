@@ -1,5 +1,6 @@
-// What a device does while a CUDA graph is captured, and with its memory afterwards (rule 9):
-// nothing is offloaded, nothing waits for work outside, no event is recorded. See device.hpp.
+// What a device does for CUDA graphs. While one is captured (rule 9) nothing is offloaded, nothing
+// waits for work outside, no event is recorded. Their memory lives in pools, which are filled in
+// captures and outside of them, rewound, and released in the end. See device.hpp.
 #include <algorithm>
 
 #include "check.hpp"
@@ -125,9 +126,7 @@ void Device::rewind_pool(PoolId id, std::span<const vdnn_graph_block> blocks) {
   }
   const auto it = state_.graph_pools.find(id);
   if (it == state_.graph_pools.end() || !it->second.rewind(lives)) {
-    throw InvalidArgument(
-        "the memory of CUDA graphs cannot be rewound to a state that it was "
-        "never in");
+    throw InvalidArgument("a pool of CUDA graphs cannot be rewound to a state that it never had");
   }
   for (Block* block : blocks_of_graphs(id)) {
     forget_births(*block);
