@@ -8,7 +8,7 @@ would otherwise trace the hook into the user's graph).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vdnn_alloc.plan import Plan
     from vdnn_alloc.step_profile import StepProfile
 
-_engine: Any = torch.autograd.Variable._execution_engine
-
 
 _DEVICE = 0
 """Asked for what fits. Where it says so and another lacks room, something moves there, once."""
@@ -53,7 +51,6 @@ class Controller:
         self._handles: list[RemovableHandle] = []
         callbacks: dict[str, Callable[..., object]] = {
             "enter_root": self._enter_root,
-            "enter_backward": self._enter_backward,
             "open_episode": self._open_episode,
             "describe": self._describe,
             "name_node": name_node,
@@ -112,9 +109,6 @@ class Controller:
         self._stack.ensure()
         if torch.is_grad_enabled() and self.hooks.wants_opening:
             self._open_episode()
-
-    def _enter_backward(self) -> None:
-        _engine.queue_callback(self.hooks.leave_backward)
 
     def _open_episode(self) -> None:
         self._consider_shrinking()

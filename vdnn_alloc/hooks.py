@@ -51,9 +51,6 @@ class Hooks(Protocol):
     def end_step(self) -> bool:
         """False, and nothing is done, in a forked child."""
 
-    def leave_backward(self) -> None:
-        """The backward that this thread was in has ended."""
-
     def begin_episode(self) -> Episode | None:
         """Opens an episode and returns the one that has ended, if there is one."""
 

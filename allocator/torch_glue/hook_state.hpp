@@ -11,24 +11,23 @@ namespace vdnn::glue {
 
 // What the hooks ask of Python.
 enum Callback : std::size_t {
-  kEnterRoot,      // () -> None: a root module begins on this thread
-  kEnterBackward,  // () -> None: a backward begins on this thread; leave_backward() at its end
-  kOpenEpisode,    // () -> None: another episode must begin; it calls begin_episode()
-  kDescribe,       // (module) -> (layer, flags of its saves)
-  kNameNode,       // (x) -> (name of its grad_fn, whether all nodes of its class have that name)
-  kModified,  // (alias, expected version, name | None, output, is_view): raises autograd's error
-  kFailed,    // (vdnn_status): raises what it means
-  kNarrow,    // (int64 tensor, dtype) -> the same as dtype
-  kWiden,     // (tensor) -> the same as int64
-  kForm,      // (x) -> the form of a tensor whose values will be gone
-  kSigns,     // (x) -> where it is not at most zero
-  kRevive,    // (signs | None, form) -> what the backward of the one that saved it takes for it
-  kBlank,     // (form) -> a tensor of that form
+  kEnterRoot,    // () -> None: a root module begins on this thread
+  kOpenEpisode,  // () -> None: another episode must begin; it calls begin_episode()
+  kDescribe,     // (module) -> (layer, flags of its saves)
+  kNameNode,     // (x) -> (name of its grad_fn, whether all nodes of its class have that name)
+  kModified,     // (alias, expected version, name | None, output, is_view): raises autograd's error
+  kFailed,       // (vdnn_status): raises what it means
+  kNarrow,       // (int64 tensor, dtype) -> the same as dtype
+  kWiden,        // (tensor) -> the same as int64
+  kForm,         // (x) -> the form of a tensor whose values will be gone
+  kSigns,        // (x) -> where it is not at most zero
+  kRevive,       // (signs | None, form) -> what the backward of the one that saved it takes for it
+  kBlank,        // (form) -> a tensor of that form
   kCallbackCount
 };
-constexpr const char* kCallbacks[] = {
-    "enter_root", "enter_backward", "open_episode", "describe", "name_node", "modified", "failed",
-    "narrow",     "widen",          "form",         "signs",    "revive",    "blank"};
+constexpr const char* kCallbacks[] = {"enter_root", "open_episode", "describe", "name_node",
+                                      "modified",   "failed",       "narrow",   "widen",
+                                      "form",       "signs",        "revive",   "blank"};
 
 // Where one thread is.
 struct Thread {

@@ -77,15 +77,6 @@ PyObject* leave(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// At the end of the backward, unless that ends by an error: what the program makes next is no
-// layer's. The boundary says that the last operator went on, whatever it was refused.
-PyObject* leave_backward(PyObject* /*self*/, PyObject* /*unused*/) {
-  if (thread.phase != VDNN_BACKWARD || is_inert()) Py_RETURN_NONE;
-  vdnn_glue_boundary(thread.layer, VDNN_BACKWARD);
-  move_to(kOutsideLayer, VDNN_OUTSIDE);
-  Py_RETURN_NONE;
-}
-
 // --- episodes --------------------------------------------------------------------------------
 
 // The finished one, or None.
@@ -177,7 +168,6 @@ PyMethodDef methods[] = {
     {"expect_indices", &expect_indices, METH_O, nullptr},
     {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&leave)), METH_FASTCALL,
      nullptr},
-    {"leave_backward", &leave_backward, METH_NOARGS, nullptr},
     {"begin_episode", &begin_episode, METH_NOARGS, nullptr},
     {"end_step", &end_step, METH_NOARGS, nullptr},
     {"stop_shrinking", &stop_shrinking, METH_NOARGS, nullptr},

@@ -187,13 +187,23 @@ PyObject* raise_modified(const Hooks::Contents& hooks, const Saved::Contents& sa
   return result;
 }
 
+// At the end of the backward, unless that ends by an error: what the program makes next is no
+// layer's. The boundary says that the last operator went on, whatever it was refused. The engine
+// may drop this callback after Python is gone, so nothing of Python's is in it.
+void leave_backward() {
+  if (thread.phase != VDNN_BACKWARD || is_inert()) return;
+  vdnn_glue_boundary(thread.layer, VDNN_BACKWARD);
+  move_to(kOutsideLayer, VDNN_OUTSIDE);
+}
+
 // What is read by hand is no backward.
-bool enter_backward(const Hooks::Contents& hooks, std::uint32_t layer) {
-  if (thread.layer == layer && thread.phase == VDNN_BACKWARD) return true;
-  if (torch::autograd::get_current_graph_task_id() == -1) return true;
-  if (thread.phase != VDNN_BACKWARD && !call(hooks, kEnterBackward)) return false;
+void enter_backward(std::uint32_t layer) {
+  if (thread.layer == layer && thread.phase == VDNN_BACKWARD) return;
+  if (torch::autograd::get_current_graph_task_id() == -1) return;
+  if (thread.phase != VDNN_BACKWARD) {
+    torch::autograd::Engine::get_default_engine().queue_callback(&leave_backward);
+  }
   move_to(layer, VDNN_BACKWARD);
-  return true;
 }
 
 bool restore(Hooks::Contents& hooks, const Saved::Contents& saved) {
@@ -205,7 +215,7 @@ bool restore(Hooks::Contents& hooks, const Saved::Contents& saved) {
   }
   saved.episode->note_unpack(saved.save_index);
   hooks.is_stale = true;
-  if (!enter_backward(hooks, saved.layer)) return false;
+  enter_backward(saved.layer);
   const std::uint64_t before = saved.record->generation();
   const vdnn_status status = saved.record->restore(saved.save_index);
   hooks.has_moved = hooks.has_moved || saved.record->generation() != before;

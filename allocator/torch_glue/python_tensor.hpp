@@ -7,6 +7,7 @@
 #include <Python.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <functional>
 #include <utility>
 
 #include "storage.hpp"
@@ -17,7 +18,12 @@ extern PyObject* ParameterClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);
 namespace torch::autograd {
 int get_current_graph_task_id();
-}
+struct Engine {
+  static Engine& get_default_engine();
+  // Called at the end of the backward that runs on this thread, on the thread that ends it.
+  void queue_callback(std::function<void()> callback);
+};
+}  // namespace torch::autograd
 
 namespace vdnn::glue {
 

@@ -79,11 +79,11 @@ def forward_hooks_that_capture_activations() -> Seen:
     return seen
 
 
-@program(percent=75, gpu_percent=90)
+@program(percent=75, gpu_percent=80)
 def saliency_of_the_input() -> Seen:
     """Grad-CAM: a map inside, its gradient, and the gradient of the pixels."""
     torch.manual_seed(2)
-    layers = [nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(10)]
+    layers = [nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(24)]
     body = nn.Sequential(*[m for c in layers for m in (c, nn.ReLU(inplace=True))]).to(device())
     head, seen = nn.Linear(8, 10).to(device()), Seen()
     for step in range(3):

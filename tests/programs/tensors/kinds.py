@@ -195,10 +195,10 @@ class FakelyQuantised(nn.Module):
         super().__init__()
         settings = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
         self.layers = nn.ModuleList(
-            nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(8)
+            nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(24)
         )
         self.rounds = nn.ModuleList(
-            FakeQuantize(MovingAverageMinMaxObserver, **settings) for _ in range(8)
+            FakeQuantize(MovingAverageMinMaxObserver, **settings) for _ in range(24)
         )
         self.head = nn.Linear(8, 10)
 
