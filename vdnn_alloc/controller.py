@@ -22,7 +22,7 @@ from vdnn_alloc.native import SAVE_EAGER, SAVES_INDICES, SAVES_SIGNS
 from vdnn_alloc.plan import LayerKind, NativePolicy
 from vdnn_alloc.plan_keeper import PlanKeeper
 from vdnn_alloc.pool_indices import may_shrink, narrow, smallest_type, widen
-from vdnn_alloc.rectified import blank, form, revive, saves_signs, signs
+from vdnn_alloc.rectified import revive, saves_signs, signs
 from vdnn_alloc.saved_tensors import name_node, raise_modified
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ class Controller:
             "failed": self._raise_failed,
             "narrow": narrow,
             "widen": widen,
-            "form": form,
             "signs": signs,
             "revive": revive,
-            "blank": blank,
         }
         outside = self._save_flags(LayerKind.OUTSIDE)
         self.hooks = glue.make_hooks(callbacks, outside, torch.empty(0, device="cpu"))

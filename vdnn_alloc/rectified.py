@@ -8,7 +8,7 @@ signs are kept in its place, a byte each, until backward: the gradients are the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,24 +17,9 @@ _RECTIFIER = "ReluBackward0"
 _POOLINGS = ("MaxPool2DWithIndicesBackward0", "MaxPool3DWithIndicesBackward0")
 
 
-class Whole(NamedTuple):
-    """The form of a map whose values are gone."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
 def saves_signs(module: torch.nn.Module) -> bool:
     """Whether the layer is a rectifier."""
     return type(module) is torch.nn.ReLU and "forward" not in vars(module)
-
-
-def form(x: torch.Tensor) -> Whole:
-    """Of a map that may go."""
-    with _C.DisableTorchFunction():
-        return Whole(x.size(), x.stride(), x.dtype, x.device)
 
 
 def signs(x: torch.Tensor) -> torch.Tensor:
@@ -43,17 +28,12 @@ def signs(x: torch.Tensor) -> torch.Tensor:
         return torch.le(x, 0).logical_not_()
 
 
-def blank(whole: Whole) -> torch.Tensor:
-    """A map of that form, with nothing in it."""
-    with _C.DisableTorchFunction():
-        return torch.empty_strided(whole.size, whole.stride, dtype=whole.dtype, device=whole.device)
-
-
-def revive(signs: torch.Tensor | None, whole: Whole) -> torch.Tensor:
+def revive(signs: torch.Tensor | None, form: torch.Tensor) -> torch.Tensor:
     """What the node that saved the map takes for it in its backward.
 
-    For a backward that is itself recorded the signs have the map's own type, as autograd expects of
-    what it differentiates; else they serve as they are, and no map is made.
+    `form` has the map's sizes, and no values behind them. A backward that is itself recorded gets
+    the signs in the map's own type, as autograd expects of what it differentiates; else they serve
+    as they are, and no map is made.
 
     Raises:
         RuntimeError: somebody else asks, who may want the values.
@@ -66,7 +46,10 @@ def revive(signs: torch.Tensor | None, whole: Whole) -> torch.Tensor:
             "saved were not kept, for their backward does not read them; keep the tensor itself "
             "in your program, or set policy=all, to read them"
         )
-    if signs is None:
-        return blank(whole)
     with _C.DisableTorchFunction():
-        return signs.to(whole.dtype) if torch.is_grad_enabled() else signs
+        if signs is None and form.data_ptr() == 0:
+            like = {"dtype": form.dtype, "device": form.device}
+            return torch.empty_strided(form.size(), form.stride(), **like)
+        if signs is None:
+            return form
+        return signs.to(form.dtype) if torch.is_grad_enabled() else signs

@@ -19,15 +19,13 @@ enum Callback : std::size_t {
   kFailed,       // (vdnn_status): raises what it means
   kNarrow,       // (int64 tensor, dtype) -> the same as dtype
   kWiden,        // (tensor) -> the same as int64
-  kForm,         // (x) -> the form of a tensor whose values will be gone
   kSigns,        // (x) -> where it is not at most zero
   kRevive,       // (signs | None, form) -> what the backward of the one that saved it takes for it
-  kBlank,        // (form) -> a tensor of that form
   kCallbackCount
 };
 constexpr const char* kCallbacks[] = {"enter_root", "open_episode", "describe", "name_node",
                                       "modified",   "failed",       "narrow",   "widen",
-                                      "form",       "signs",        "revive",   "blank"};
+                                      "signs",      "revive"};
 
 // Where one thread is.
 struct Thread {

@@ -1,4 +1,6 @@
 // What autograd's saved tensors go through: pack on their way in, unpack on their way out.
+#include <sys/mman.h>
+
 #include <utility>
 
 #include "hook_state.hpp"
@@ -7,7 +9,7 @@ namespace vdnn::glue {
 namespace {
 
 std::uint32_t version_of(const Saved::Contents& saved) {
-  return saved.is_shrunk || saved.whole != nullptr
+  return saved.is_shrunk || saved.form.defined()
              ? saved.whole_version.current_version()
              : saved.alias.unsafeGetTensorImpl()->version_counter().current_version();
 }
@@ -87,6 +89,34 @@ bool shrink(Hooks::Contents& hooks, PyObject* x, Saved::Contents& saved) {
 
 // --- values that are not needed ----------------------------------------------------------------
 
+struct Range {
+  void* begin;
+  std::size_t bytes;
+};
+
+void* reserve_addresses(std::size_t bytes) {
+  void* range = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return range == MAP_FAILED ? nullptr : range;
+}
+
+void give_back_addresses(void* owner) {
+  const auto* range = static_cast<const Range*>(owner);
+  munmap(range->begin, range->bytes);
+  delete range;
+}
+
+// The same sizes over other data.
+at::TensorBase over(const at::TensorBase& tensor, c10::DataPtr data) {
+  const std::size_t bytes = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+  at::TensorBase result = detach_by_copy(tensor);
+  c10::TensorImpl& impl = *result.unsafeGetTensorImpl();
+  impl.set_allow_tensor_metadata_change(true);
+  impl.set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data),
+                                           nullptr, /*resizable=*/false));
+  impl.set_allow_tensor_metadata_change(false);
+  return result;
+}
+
 bool is_same_view(const at::TensorBase& one, const at::TensorBase& other) {
   return one.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
              other.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() &&
@@ -124,18 +154,13 @@ Saved::Contents* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
 // references.
 bool forget_values(Hooks::Contents& hooks, PyObject* x, Saved::Contents& pooled,
                    Saved::Contents& rectified) {
-  PyObject* form = PyObject_CallOneArg(hooks.callbacks[kForm], x);
-  PyObject* signs = form == nullptr ? nullptr : PyObject_CallOneArg(hooks.callbacks[kSigns], x);
-  if (signs == nullptr) {
-    Py_XDECREF(form);
-    return false;
-  }
+  PyObject* signs = PyObject_CallOneArg(hooks.callbacks[kSigns], x);
+  if (signs == nullptr) return false;
   hooks.shrunk_bytes += pooled.alias.nbytes() - tensor_of(signs).nbytes();
   pooled.whole_version = rectified.whole_version =
       pooled.alias.unsafeGetTensorImpl()->version_counter();
-  pooled.whole = form;
-  Py_INCREF(form);
-  rectified.whole = form;
+  const c10::Device device = pooled.alias.device();
+  pooled.form = rectified.form = over(pooled.alias, c10::DataPtr(nullptr, device));
   pooled.alias.reset();
   rectified.alias = detach_by_copy(tensor_of(signs));
   Py_DECREF(signs);
@@ -152,18 +177,33 @@ PyObject* with_version(PyObject* whole, const Saved::Contents& saved) {
   return whole;
 }
 
+// The pooling takes a map that it does not read: of its form, over addresses with nothing behind
+// them, so that no memory is needed and a read would be a fault and no wrong number. Where somebody
+// watches operators, or there are no addresses, it stays over no data, and Python makes a map.
+at::TensorBase over_nothing(const at::TensorBase& form) {
+  const std::size_t bytes = form.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+  void* range = is_detached_by_copy(form) ? reserve_addresses(bytes) : nullptr;
+  if (range == nullptr) return form;
+  auto* owner = new Range{range, bytes};
+  return over(form, c10::DataPtr(range, owner, &give_back_addresses, form.device()));
+}
+
 PyObject* revive(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  PyObject* signs = saved.alias.defined() ? detach_to_python(saved.alias) : Py_NewRef(Py_None);
-  if (signs == nullptr) return nullptr;
-  PyObject* whole =
-      PyObject_CallFunctionObjArgs(hooks.callbacks[kRevive], signs, saved.whole, nullptr);
-  Py_DECREF(signs);
-  return with_version(whole, saved);
+  const bool is_pooled = !saved.alias.defined();
+  PyObject* signs = is_pooled ? Py_NewRef(Py_None) : detach_to_python(saved.alias);
+  PyObject* form = THPVariable_Wrap(is_pooled ? over_nothing(saved.form) : saved.form);
+  PyObject* revived = nullptr;
+  if (signs != nullptr && form != nullptr) {
+    revived = PyObject_CallFunctionObjArgs(hooks.callbacks[kRevive], signs, form, nullptr);
+  }
+  Py_XDECREF(signs);
+  Py_XDECREF(form);
+  return with_version(revived, saved);
 }
 
 // A fresh tensor each time: who keeps it shows in the storage's use count.
 PyObject* as_saved(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  if (saved.whole != nullptr) return revive(hooks, saved);
+  if (saved.form.defined()) return revive(hooks, saved);
   PyObject* alias = detach_to_python(saved.alias);
   if (alias == nullptr || !saved.is_shrunk) return alias;
   PyObject* whole = PyObject_CallOneArg(hooks.callbacks[kWiden], alias);
@@ -174,10 +214,9 @@ PyObject* as_saved(const Hooks::Contents& hooks, const Saved::Contents& saved) {
 // Hooks switch off autograd's own check for in-place changes, so it is made here for every tensor,
 // moved or not. An alias shares its version counter with x and keeps it when its storage moves.
 PyObject* raise_modified(const Hooks::Contents& hooks, const Saved::Contents& saved) {
-  PyObject* alias =
-      saved.whole != nullptr
-          ? with_version(PyObject_CallOneArg(hooks.callbacks[kBlank], saved.whole), saved)
-          : as_saved(hooks, saved);
+  PyObject* alias = saved.form.defined()
+                        ? with_version(THPVariable_Wrap(detach_by_copy(saved.form)), saved)
+                        : as_saved(hooks, saved);
   if (alias == nullptr) return nullptr;
   PyObject* name = saved.node_name != nullptr ? saved.node_name : Py_None;
   PyObject* result =

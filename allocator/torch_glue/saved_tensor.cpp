@@ -142,7 +142,6 @@ void free_saved(PyObject* self) {
   Saved::Contents& contents = reinterpret_cast<Saved*>(self)->contents;
   if (latest_rectified == reinterpret_cast<Saved*>(self)) latest_rectified = nullptr;
   Py_XDECREF(contents.node_name);
-  Py_XDECREF(contents.whole);
   Py_XDECREF(contents.episode);
   contents.alias.reset();
   if (contents.record != nullptr) contents.record->drop();

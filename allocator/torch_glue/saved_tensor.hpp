@@ -94,9 +94,9 @@ struct Saved {
     PyObject* node_name = nullptr;  // of the node that x comes from; null: a leaf
     bool is_view = false;
     bool is_shrunk = false;  // the alias shows what was saved as a smaller type
-    // Not null: the values are gone, and this tells the form that they had (`rectified.Whole`). The
-    // alias shows their signs, or there is none.
-    PyObject* whole = nullptr;
+    // Defined: the values are gone, and this has the form that they had, over no data. The alias
+    // shows their signs, or there is none.
+    at::TensorBase form;
     c10::VariableVersion whole_version;  // of what was saved, if the alias shows something else
     Record* record = nullptr;            // null: it never moves
     Episode* episode = nullptr;

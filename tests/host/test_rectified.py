@@ -186,6 +186,52 @@ def test_the_map_is_gone_when_the_pooling_returns() -> None:
     assert fresh.call(live_bytes, install=EAGER).result == MAP_BYTES + indices
 
 
+def bytes_of_a_pooling_backward() -> int:
+    """What the backward of a pooling needs besides what is there before it."""
+    import vdnn_alloc
+
+    h = nn.ReLU()(torch.randn(MAP, requires_grad=True) * 1)
+    y = nn.MaxPool2d(2)(h)
+    grad = torch.ones_like(y)
+    vdnn_alloc.reset_peaks()
+    before = vdnn_alloc.stats().live_bytes
+    torch.autograd.grad(y, h, grad)
+    return vdnn_alloc.stats().live_bytes_max - before
+
+
+def test_the_poolings_backward_needs_no_map_for_its_input() -> None:
+    widened = MAP_BYTES // 4 * 2  # the indices as int64
+    needed = fresh.call(bytes_of_a_pooling_backward, install=AMPLE).result
+    assert MAP_BYTES + widened <= needed < MAP_BYTES + widened + MAP_BYTES // 4
+
+
+def watched() -> list[float]:
+    """A backward whose operators somebody looks at, and reads."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Reader(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            for x in args:
+                if isinstance(x, Tensor):
+                    x.untyped_storage().nbytes()
+                    x.flatten()[:1].tolist()
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    x = torch.randn(MAP, requires_grad=True)
+    y = nn.MaxPool2d(2)(nn.ReLU()(x * 1))
+    with Reader():
+        y.square().sum().backward()
+    assert x.grad is not None
+    return x.grad.flatten().tolist()[::41]
+
+
+def test_who_reads_the_inputs_of_operators_meets_no_fault() -> None:
+    fresh.same_as_stock(watched, install=AMPLE)
+
+
 def read_by_hand() -> list[str]:
     """The errors of asking either node for its map, inside and outside a backward."""
     y = nn.MaxPool2d(2)(nn.ReLU()(torch.randn(MAP, requires_grad=True) * 1))
