@@ -48,8 +48,9 @@ def revive(signs: torch.Tensor | None, form: torch.Tensor) -> torch.Tensor:
         )
     with _C.DisableTorchFunction():
         if signs is None and form.data_ptr() == 0:
-            like = {"dtype": form.dtype, "device": form.device}
-            return torch.empty_strided(form.size(), form.stride(), **like)
+            return torch.empty_strided(
+                form.size(), form.stride(), dtype=form.dtype, device=form.device
+            )
         if signs is None:
             return form
         return signs.to(form.dtype) if torch.is_grad_enabled() else signs
