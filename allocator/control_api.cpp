@@ -133,8 +133,11 @@ size_t vdnn_read_step(int device, vdnn_step* step, vdnn_step_event* events, size
 }
 
 vdnn_status vdnn_set_plan(int device, uint64_t signature, const vdnn_planned_move* moves,
-                          size_t count) {
-  return vdnn::at_border([&] { vdnn::device(device).set_plan(signature, {moves, count}); });
+                          size_t move_count, const vdnn_planned_refusal* refusals,
+                          size_t refusal_count) {
+  return vdnn::at_border([&] {
+    vdnn::device(device).set_plan(signature, {moves, move_count}, {refusals, refusal_count});
+  });
 }
 
 size_t vdnn_read_outcome(int device, uint64_t signature, uint8_t* flags, size_t capacity) {

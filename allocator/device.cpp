@@ -27,9 +27,8 @@ thread_local Refusal refusal_of_this_thread;
 
 [[noreturn]] void refuse_workspace(std::size_t bytes) {
   throw OutOfMemory("CUDA out of memory. Tried to allocate " + format_bytes(bytes) +
-                    " as a workspace, for which more than " + format_bytes(kMostPushedOut) +
-                    " would have to leave, so workspace=planned refuses it; workspace=stock "
-                    "serves it.");
+                    " as a workspace, which costs more time in copies than a slower engine, so "
+                    "workspace=planned refuses it; workspace=stock serves it.");
 }
 
 }  // namespace
@@ -75,7 +74,7 @@ void* Device::allocate(std::size_t bytes, Stream stream, PoolId pool) {
     Lock lock(state_.mutex);
     const StreamIndex index = arrive(stream);
     if (may_move()) prefetch_.pump(lock);
-    if (workspaces_.refuses(bytes, index, current_layer().layer)) refuse_workspace(bytes);
+    if (workspaces_.refuses(bytes, current_layer().layer)) refuse_workspace(bytes);
     Block& block = place(bytes, index, pool, waits, lock);
     register_birth(block, bytes, index);
     workspaces_.born(block);
@@ -234,7 +233,8 @@ void Device::register_birth(Block& block, std::size_t bytes, StreamIndex stream)
   layer.owned_bytes += bytes;
   layer.owned_bytes_max = std::max(layer.owned_bytes_max, layer.owned_bytes);
   state_.trace.add(TraceKind::kAllocate, block.generation, bytes, block.layer);
-  state_.recorder.allocate(block.generation, block.frames, block.layer, state_.now_on(stream));
+  state_.recorder.allocate(block.generation, block.frames, block.layer, state_.now_on(stream),
+                           workspaces_.operator_number(block.layer));
 }
 
 void Device::free(void* address, Stream stream) {

@@ -83,7 +83,8 @@ class Device {
   void record_next_episode();
   // See vdnn_read_step and vdnn_read_outcome.
   [[nodiscard]] std::size_t read_step(vdnn_step* step, std::span<vdnn_step_event> events);
-  void set_plan(std::uint64_t signature, std::span<const vdnn_planned_move> moves);
+  void set_plan(std::uint64_t signature, std::span<const vdnn_planned_move> moves,
+                std::span<const vdnn_planned_refusal> refusals = {});
   [[nodiscard]] std::size_t read_outcome(std::uint64_t signature, std::span<std::uint8_t> flags);
 
   // --- the access guard (access_guard.cpp) ---------------------------------------------------

@@ -32,9 +32,10 @@ std::size_t Device::read_step(vdnn_step* step, std::span<vdnn_step_event> events
   return count;
 }
 
-void Device::set_plan(std::uint64_t signature, std::span<const vdnn_planned_move> moves) {
+void Device::set_plan(std::uint64_t signature, std::span<const vdnn_planned_move> moves,
+                      std::span<const vdnn_planned_refusal> refusals) {
   const Lock lock(state_.mutex);
-  state_.plans.set(signature, moves);
+  state_.plans.set(signature, moves, refusals);
   state_.book.relearn(signature);
 }
 

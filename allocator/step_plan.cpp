@@ -7,14 +7,16 @@
 
 namespace vdnn {
 
-void StepPlans::set(std::uint64_t signature, std::span<const vdnn_planned_move> moves) {
+void StepPlans::set(std::uint64_t signature, std::span<const vdnn_planned_move> moves,
+                    std::span<const vdnn_planned_refusal> refusals) {
   current_ = nullptr;  // until the next step begins
-  if (moves.empty()) {
+  if (moves.empty() && refusals.empty()) {
     plans_.erase(signature);
     return;
   }
   if (plans_.size() >= kMostPlans) plans_.clear();
   Plan& plan = plans_[signature] = {};
+  plan.refusals.assign(refusals.begin(), refusals.end());
   for (const vdnn_planned_move& move : moves) {
     if (plan.leaves.size() <= move.save_index) plan.leaves.resize(move.save_index + 1);
     plan.leaves[move.save_index] = true;
@@ -30,6 +32,13 @@ void StepPlans::begin(std::uint64_t expected) {
   const auto found = plans_.find(expected);
   current_ = found == plans_.end() ? nullptr : &found->second;
   next_ = 0;
+}
+
+bool StepPlans::refuses(std::size_t operator_number, std::size_t frames) const {
+  return is_followed() &&
+         std::ranges::any_of(current_->refusals, [&](const vdnn_planned_refusal& refusal) {
+           return refusal.operator_number == operator_number && refusal.frames == frames;
+         });
 }
 
 std::uint32_t StepPlans::due(std::size_t position) const {

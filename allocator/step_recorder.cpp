@@ -47,10 +47,16 @@ void StepRecorder::forget_recorded() {
 
 // --- what happens ------------------------------------------------------------------------------
 
-void StepRecorder::allocate(Key key, std::size_t frames, std::uint32_t layer, At at) {
+void StepRecorder::allocate(Key key, std::size_t frames, std::uint32_t layer, At at,
+                            std::uint32_t operator_number) {
   if (!is_on() || frames == 0) return;
   numbers_.erase(key);
-  add({.kind = VDNN_STEP_ALLOC, .block = number(key), .frames = frames, .layer = layer}, at);
+  add({.kind = VDNN_STEP_ALLOC,
+       .block = number(key),
+       .frames = frames,
+       .layer = layer,
+       .operator_number = operator_number},
+      at);
 }
 
 void StepRecorder::free(Key key, std::size_t frames, At at) {
@@ -120,7 +126,7 @@ void StepRecorder::add(const What& what, At at) {
                    .position = at.position,
                    .save_index = what.save_index,
                    .layer = what.layer,
-                   .reserved = 0});
+                   .operator_number = what.operator_number});
   point_of_row_.push_back(points_.size() - 1);
 }
 

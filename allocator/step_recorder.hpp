@@ -46,7 +46,8 @@ class StepRecorder {
   void abandon();
   [[nodiscard]] bool is_on() const { return phase_ == Phase::kOn; }
 
-  void allocate(Key key, std::size_t frames, std::uint32_t layer, At at);
+  void allocate(Key key, std::size_t frames, std::uint32_t layer, At at,
+                std::uint32_t operator_number = 0);
   void free(Key key, std::size_t frames, At at);
   void save(Key key, std::size_t frames, std::uint32_t save_index, std::uint32_t layer, At at);
   void use(Key key, At at);
@@ -103,6 +104,7 @@ class StepRecorder {
     std::size_t frames = 0;
     std::uint32_t layer = 0;
     std::uint32_t save_index = 0;
+    std::uint32_t operator_number = 0;
   };
   void add(const What& what, At at);
   [[nodiscard]] std::uint32_t number(Key key);

@@ -244,7 +244,8 @@ typedef struct {
                           the program in every step of the same signature */
   uint32_t save_index; /* of a SAVE */
   uint32_t layer;      /* of an ALLOC or a SAVE */
-  uint32_t reserved;
+  uint32_t operator_number; /* of an ALLOC: which of the operators that can do with less asked for
+                               it, from 1; 0: none of them, or workspaces are not planned */
 } vdnn_step_event;
 
 typedef struct {
@@ -272,10 +273,18 @@ typedef struct {
   uint32_t prefetch_position; /* VDNN_NO_PREFETCH: at its use */
 } vdnn_planned_move;
 
-/* What leaves in episodes of this signature, from the next on; nothing: pressure decides. Where an
- * episode turns out to be another, the plan is off until its end. */
+/* A workspace of so many frames is refused to this operator; see vdnn_step_event. */
+typedef struct {
+  uint32_t operator_number;
+  uint32_t frames;
+} vdnn_planned_refusal;
+
+/* What leaves in episodes of this signature, from the next on, and which workspaces are refused;
+ * nothing: pressure decides. Where an episode turns out to be another, the plan is off until its
+ * end. */
 vdnn_status vdnn_set_plan(int device, uint64_t signature, const vdnn_planned_move* moves,
-                          size_t count);
+                          size_t move_count, const vdnn_planned_refusal* refusals,
+                          size_t refusal_count);
 
 #define VDNN_SAVE_WAS_LATE 1u /* somebody had to wait for it */
 #define VDNN_SAVE_WAS_KEPT 2u /* it was copied out, and nobody took its frames */

@@ -74,14 +74,13 @@ Workspaces::Operator* Workspaces::current(std::uint32_t layer) {
   return &step_[running->number];
 }
 
-bool Workspaces::is_too_dear(std::uint64_t bytes, StreamIndex stream) const {
-  const std::size_t frames = state_.frames_for(bytes);
-  const std::size_t usable = state_.pool.usable_count(stream, true);
-  if (usable >= frames || state_.pool.unowned() >= frames) return false;
-  return (frames - usable) * state_.driver->frame_bytes() > kMostPushedOut;
+std::uint32_t Workspaces::operator_number(std::uint32_t layer) {
+  if (state_.config.workspace != VDNN_WORKSPACE_PLANNED) return 0;
+  const Operator* now = current(layer);
+  return now == nullptr ? 0 : static_cast<std::uint32_t>(now - step_.data()) + 1;
 }
 
-bool Workspaces::refuses(std::uint64_t bytes, StreamIndex stream, std::uint32_t layer) {
+bool Workspaces::refuses(std::uint64_t bytes, std::uint32_t layer) {
   if (state_.config.workspace != VDNN_WORKSPACE_PLANNED || state_.captures > 0) return false;
   Operator* now = current(layer);
   if (now == nullptr || last_ == nullptr) return false;
@@ -90,7 +89,8 @@ bool Workspaces::refuses(std::uint64_t bytes, StreamIndex stream, std::uint32_t 
   const Request* known = (*last_)[number].find(bytes);
   if (known == nullptr || known->is_substitute) return false;
   const bool is_workspace = known->born > 0 && known->born == known->freed_inside;
-  if (!known->is_refused && !(is_workspace && is_too_dear(bytes, stream))) return false;
+  const bool is_planned = state_.plans.refuses(number + 1, state_.frames_for(bytes));
+  if (!known->is_refused && !(is_workspace && is_planned)) return false;
   now->was_refused = true;
   now->at(bytes).is_refused = true;
   ++state_.stats.workspace_refusals;

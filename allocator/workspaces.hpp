@@ -1,5 +1,6 @@
 // Which requests are workspaces of convolutions, and which of them are refused though they could be
-// served (workspace=planned): see vdnn_workspace_mode.
+// served (workspace=planned): see vdnn_workspace_mode. Which ones is the planner's choice
+// (vdnn_alloc/planner.py); here it is made sure that nothing else is refused.
 //
 // A workspace makes a faster engine possible and is not needed: where it is refused by the typed
 // error, cuDNN catches that and takes an engine that needs less. Nothing else catches it, so a
@@ -10,7 +11,7 @@
 //     each time: an operator's result is asked for in the same way, but stays;
 //   - it is no substitute, asked for only after a refusal: an operator loses its first choices, and
 //     whatever it takes instead is served like any request, so that it is never left with none;
-//   - to serve it, more than kMostPushedOut would have to leave.
+//   - the plan of the step says so.
 // What was refused once is refused for ever in steps of that signature: an engine must not change
 // from step to step. Operators have numbers of their own, so that an engine that asks more or less
 // often shifts nobody's. No clock is read (rule 12). Guarded by the device lock.
@@ -24,10 +25,11 @@
 
 namespace vdnn {
 
-// What a workspace may push out. A copy out and back of that takes 5 ms at the 52 GB/s that both
-// directions reach on an H200 (DESIGN's table of facts), half of the 10.6 ms that a convolution of
-// VGG-19 takes there (batch 256, fp32: 507 ms for 16 convolutions, each with two gradients). So one
-// that pushes out more costs more than an engine that is half as slow again.
+// What a workspace may push out where cuDNN asks how large the one that it tries may be
+// (torch.backends.cudnn.benchmark), and no plan is asked. A copy out and back of that takes 5 ms at
+// the 52 GB/s that both directions reach on an H200 (DESIGN's table of facts), half of the 10.6 ms
+// that a convolution of VGG-19 takes there (batch 256, fp32: 507 ms for 16 convolutions, each with
+// two gradients).
 inline constexpr std::uint64_t kMostPushedOut = std::uint64_t{128} << 20;
 
 // The calling thread begins, and ends, an operator. They nest, and only the innermost counts.
@@ -40,7 +42,9 @@ class Workspaces {
 
   void begin_episode(std::uint64_t finished, std::uint64_t expected);
   // True, and counted, if the calling thread's request is to be refused. It has no ordinal yet.
-  [[nodiscard]] bool refuses(std::uint64_t bytes, StreamIndex stream, std::uint32_t layer);
+  [[nodiscard]] bool refuses(std::uint64_t bytes, std::uint32_t layer);
+  // Of the operator that the calling thread is in; 0: it is in none, or workspaces are not planned.
+  [[nodiscard]] std::uint32_t operator_number(std::uint32_t layer);
   void born(Block& block);
   void freed(const Block& block);
   // The largest one that cuDNN may try now.
@@ -68,7 +72,6 @@ class Workspaces {
 
   // That the calling thread is in, or null. The first request in it gives it its number.
   [[nodiscard]] Operator* current(std::uint32_t layer);
-  [[nodiscard]] bool is_too_dear(std::uint64_t bytes, StreamIndex stream) const;
 
   DeviceState& state_;
   std::unordered_map<std::uint64_t, Step> learned_;

@@ -95,7 +95,7 @@ class StepEvent(ctypes.Structure):
     _fields_ = [
         *((name, _u64) for name in ("time_ns", "frames")),
         *((name, _u32) for name in ("kind", "block", "position")),
-        *((name, _u32) for name in ("save_index", "layer", "reserved")),
+        *((name, _u32) for name in ("save_index", "layer", "operator_number")),
     ]
 
 
@@ -112,6 +112,12 @@ class PlannedMove(ctypes.Structure):
     """vdnn_planned_move."""
 
     _fields_ = [("save_index", _u32), ("prefetch_position", _u32)]
+
+
+class PlannedRefusal(ctypes.Structure):
+    """vdnn_planned_refusal."""
+
+    _fields_ = [("operator_number", _u32), ("frames", _u32)]
 
 
 class Pin(ctypes.Structure):
@@ -192,8 +198,9 @@ class Native:
             ctypes.POINTER(StepEvent),
             _size,
         )
+        moves, refusals = ctypes.POINTER(PlannedMove), ctypes.POINTER(PlannedRefusal)
         self._set_plan = _bind(
-            lib, "vdnn_set_plan", _int, _int, _u64, ctypes.POINTER(PlannedMove), _size
+            lib, "vdnn_set_plan", _int, _int, _u64, moves, _size, refusals, _size
         )
         self._read_outcome = _bind(
             lib, "vdnn_read_outcome", _size, _int, _u64, ctypes.POINTER(ctypes.c_uint8), _size
@@ -246,10 +253,18 @@ class Native:
         names = [field[0] for field in StepEvent._fields_ if field[0] != "reserved"]
         return fields_of(step), [tuple(getattr(e, name) for name in names) for e in events]
 
-    def set_plan(self, device: int, signature: int, moves: Sequence[tuple[int, int]]) -> None:
-        """(save_index, prefetch_position) each; nothing: pressure decides alone."""
-        rows = (PlannedMove * len(moves))(*(PlannedMove(*move) for move in moves))
-        self.check(self._set_plan(device, signature, rows, len(moves)))
+    def set_plan(
+        self,
+        device: int,
+        signature: int,
+        moves: Sequence[tuple[int, int]],
+        refusals: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """(save_index, prefetch_position) and (operator_number, frames) each; nothing: pressure
+        decides alone."""
+        leaving = (PlannedMove * len(moves))(*(PlannedMove(*move) for move in moves))
+        refused = (PlannedRefusal * len(refusals))(*(PlannedRefusal(*one) for one in refusals))
+        self.check(self._set_plan(device, signature, leaving, len(moves), refused, len(refusals)))
 
     def read_outcome(self, device: int, signature: int) -> bytes:
         """Of the last episode of the signature, by save index: WAS_LATE and WAS_KEPT."""

@@ -48,6 +48,8 @@ class Plan:
     """What layers of these kinds save leaves as soon as nobody else can reach it."""
     moves: tuple[Move, ...] = ()
     """Block by block, for a step that was recorded; asked for in this order within one event."""
+    refused: frozenset[int] = frozenset()
+    """Workspaces of that step that are refused, though they could be served."""
     is_refined: bool = False
     """Steps are recorded, and the next ones like them planned (vdnn_alloc.plan_keeper)."""
 

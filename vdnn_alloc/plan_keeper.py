@@ -54,6 +54,8 @@ class _Steps:
     is_short: bool = False
     record: RecordedStep | None = None
     moves: NativeMoves = field(default_factory=list)
+    refusals: list[tuple[int, int]] = field(default_factory=list)
+    """Of workspaces; what was refused once is for ever, for an engine must not change again."""
     step_s: list[float] = field(default_factory=list)
     """Of the steps that followed these moves."""
     before: tuple[NativeMoves, float] | None = None
@@ -145,16 +147,17 @@ class PlanKeeper:
         steps.is_short = record.profile.peak_bytes > budget_bytes
         if not steps.is_short:
             return
-        planned = plan_step(record.profile, budget_bytes)
+        planned = plan_step(record.profile, budget_bytes, frozenset(record.refusable))
+        steps.refusals += [record.refusable[block] for block in planned.plan.refused]
         if steps.moves:
             now = simulate(record.profile, record.from_native(steps.moves), budget_bytes)
-            if not _is_better(planned.simulated, now):
+            if not planned.plan.refused and not _is_better(planned.simulated, now):
                 return
         self._set(device, signature, steps, record.to_native(planned.plan))
 
     def _set(self, device: int, signature: int, steps: _Steps, moves: NativeMoves) -> None:
         steps.moves, steps.step_s = moves, []
-        self._native.set_plan(device, signature, moves)
+        self._native.set_plan(device, signature, moves, steps.refusals)
 
     # --- correcting ---------------------------------------------------------------------------
 

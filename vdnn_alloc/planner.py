@@ -14,20 +14,24 @@ blocks of a set forbidden, or one more forced out, beginning with the neighbours
 yet, and `simulate` judges: the shortest step, and of equals the fewest bytes. Each walk, schedule
 and simulation costs n log n in the number of events; how many there are shrinks as steps grow, so
 that planning never costs more than that.
+
+Where workspaces may be refused, that is decided before: one by one, whichever brings the bound down
+most, as long as it does so clearly; and the plan that is found then must be clearly faster. What
+the operator takes instead is not known, so its engine is taken to be half as fast.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vdnn_alloc.ideal_step import find_refused_workspaces, ideal_step_time
 from vdnn_alloc.plan import Move, NativePolicy, Plan
 from vdnn_alloc.range_levels import RangeLevels
 from vdnn_alloc.simulate import Simulated, simulate
-from vdnn_alloc.step_profile import EventKind, StepProfile
+from vdnn_alloc.step_profile import Event, EventKind, StepProfile
 
 _EVENTS_TRIED = 60_000
 """Events times tries, about: a second of planning."""
@@ -36,6 +40,10 @@ _NEIGHBOURS = 12
 """Blocks of one set that are tried to be without, and blocks beside it that are forced out."""
 _CLOSE = 1.005
 """This near the bound no further set is tried."""
+_WORTH_REFUSING = 0.98
+"""Of the step's bound: what refusing one more workspace must bring it down to."""
+_NEVER = 1 << 62
+"""As a time: of what is not feasible."""
 _SAME_TIME = 1e-3
 """Of the step: a plan that saves less time than this must save bytes."""
 
@@ -52,12 +60,69 @@ class Planned:
         return self.simulated.is_feasible
 
 
-def plan_step(profile: StepProfile, budget_bytes: int) -> Planned:
+def plan_step(
+    profile: StepProfile, budget_bytes: int, refusable: frozenset[int] = frozenset()
+) -> Planned:
     """The best plan that is found. Without moves where the budget is not short.
 
-    Where no set of blocks is enough the plan is infeasible: it moves what it can, and pressure must
-    do the rest.
+    `refusable` are workspaces that the plan may refuse. Where no set of blocks is enough the plan
+    is infeasible: it moves what it can, and pressure must do the rest.
     """
+    plain = _plan_moves(profile, budget_bytes)
+    refused = choose_refused(profile, budget_bytes, refusable)
+    if not refused:
+        return plain
+    planned = _plan_moves(_without(profile, refused), budget_bytes)
+    plain_ns, planned_ns = (p.simulated.step_time_ns or _NEVER for p in (plain, planned))
+    if planned_ns > _WORTH_REFUSING * plain_ns:
+        return plain
+    return replace(planned, plan=replace(planned.plan, refused=refused))
+
+
+def choose_refused(
+    profile: StepProfile, budget_bytes: int, refusable: frozenset[int]
+) -> frozenset[int]:
+    """The workspaces without which the step is clearly faster."""
+
+    def bound_ns(refused: frozenset[int]) -> float:
+        return ideal_step_time(_without(profile, refused), budget_bytes).step_time_ns or _NEVER
+
+    largest = sorted(refusable, key=lambda b: (-profile.blocks[b].size_bytes, b))
+    tries = max(_FEWEST_TRIES, min(_MOST_TRIES, _EVENTS_TRIED // max(1, len(profile.events))))
+    refused: frozenset[int] = frozenset()
+    now_ns = bound_ns(refused) if refusable else 0
+    while now_ns > profile.duration_ns and tries > 0:
+        one_more = [refused | {block} for block in largest[:tries] if block not in refused]
+        tries -= len(one_more)
+        best_ns, best = min(((bound_ns(s), sorted(s)) for s in one_more), default=(now_ns, []))
+        if best_ns > _WORTH_REFUSING * now_ns:
+            break
+        refused, now_ns = frozenset(best), best_ns
+    return refused
+
+
+def _without(profile: StepProfile, refused: frozenset[int]) -> StepProfile:
+    """The same step where these workspaces take no room (but a byte, for every block has one), and
+    their operators twice the time."""
+    if not refused:
+        return profile
+    begun: dict[int, int] = {}
+    events, late_ns = [], 0
+    for time_ns, kind, block in profile.events:
+        if block in refused and kind is EventKind.ALLOC:
+            begun[block] = time_ns
+        elif block in begun and kind is EventKind.FREE:
+            late_ns += time_ns - begun[block]
+        events.append(Event(time_ns + late_ns, kind, block))
+    blocks = [
+        replace(block, size_bytes=1) if number in refused else block
+        for number, block in enumerate(profile.blocks)
+    ]
+    duration_ns = profile.duration_ns + late_ns
+    return replace(profile, duration_ns=duration_ns, blocks=tuple(blocks), events=tuple(events))
+
+
+def _plan_moves(profile: StepProfile, budget_bytes: int) -> Planned:
     search = _Search(profile, budget_bytes)
     best = search.try_with(frozenset(), frozenset())
     bound_ns = ideal_step_time(profile, budget_bytes).step_time_ns or 0

@@ -7,7 +7,7 @@ saved as, and places in the episode's timeline, for both mean the same in every 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vdnn_alloc.native import NO_PREFETCH
@@ -44,6 +44,8 @@ class RecordedStep:
     """By block that may leave: its first save."""
     waited_ns: int
     """What the recorded step waited for memory."""
+    refusable: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Workspaces of operators that can do with less: (operator_number, frames) of each."""
 
     def to_native(self, plan: Plan) -> NativeMoves:
         return [
@@ -107,6 +109,11 @@ def read_record(
         tuple(row[4] for row in kept),
         {block: save for block, save in saves.items() if block in may_leave},
         int(step["waited_ns"]),
+        {
+            row[3]: (row[7], row[1])
+            for row in kept
+            if row[3] in workspaces and _KINDS[row[2]] is EventKind.ALLOC and row[7]
+        },
     )
 
 
@@ -142,7 +149,7 @@ def _blocks(
     frames: dict[int, int] = {}
     layers: dict[int, int] = {}
     saves: dict[int, int] = {}
-    for _, count, kind, block, _, save_index, layer in rows:
+    for _, count, kind, block, _, save_index, layer, _ in rows:
         layers.setdefault(block, layer)
         if count:
             frames.setdefault(block, count)

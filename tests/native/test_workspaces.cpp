@@ -57,6 +57,14 @@ class Training {
     return device->read_stats().workspace_refusals - before;
   }
 
+  // From the second step on, of this operator, by number from 1.
+  void plan_refusal_of(std::uint32_t operator_number, std::size_t bytes = 200 * kMiB) {
+    const vdnn_planned_refusal refusal{
+        .operator_number = operator_number,
+        .frames = static_cast<std::uint32_t>(bytes / device->read_stats().frame_bytes)};
+    device->set_plan(kSignature, {}, {&refusal, 1});
+  }
+
   std::unique_ptr<Device> device;
   Stream stream = nullptr;
   std::vector<std::size_t> engines = {200 * kMiB, 190 * kMiB, 4 * kMiB};  // scratch, best first
@@ -124,8 +132,9 @@ TEST(by_default_a_workspace_is_served_by_eviction) {
   EXPECT(training.device->read_stats().offloads > 0);
 }
 
-TEST(planned_refuses_from_the_second_step_on_what_would_push_out_too_much) {
+TEST(planned_refuses_from_the_second_step_on_what_the_plan_says) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(2);
   EXPECT(training.refusals_of_a_step(kLayers) == 0);  // nothing is known yet
   const std::uint64_t refused = training.refusals_of_a_step(kLayers);
   EXPECT(refused > 0);
@@ -136,6 +145,7 @@ TEST(planned_refuses_from_the_second_step_on_what_would_push_out_too_much) {
 // The operator asks for the same again in each step: it is refused again, and nothing else is.
 TEST(what_was_refused_stays_refused_where_engines_are_tried_anew) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(2);
   training.step(kLayers);
   training.step(kLayers);
   const std::uint64_t refused = training.refusals_of_a_step(kLayers);
@@ -151,6 +161,7 @@ TEST(what_was_refused_stays_refused_where_engines_are_tried_anew) {
 // cuDNN's own way: the engine that ran is kept, and tried first; all are tried anew if it fails.
 TEST(an_engine_that_is_remembered_is_refused_once_and_stays_away) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(2);
   training.kind = Engines::kRemember;
   training.step(kLayers);
   EXPECT(training.refusals_of_a_step(kLayers) > 0);
@@ -165,6 +176,7 @@ TEST(an_engine_that_is_remembered_is_refused_once_and_stays_away) {
 TEST(refusals_do_not_keep_a_loop_from_settling) {
   for (const Engines kind : {Engines::kAskAnew, Engines::kRemember}) {
     Training training(VDNN_WORKSPACE_PLANNED);
+    training.plan_refusal_of(2);
     training.kind = kind;
     for (int i = 0; i < 4; ++i) training.step(kLayers);
     const std::uint64_t misses = training.device->read_stats().mapping_misses;
@@ -176,6 +188,7 @@ TEST(refusals_do_not_keep_a_loop_from_settling) {
 // Rule 6: who catches nothing is refused nothing that could be served.
 TEST(an_operator_that_cannot_do_with_less_is_served) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(2);
   training.is_caught = false;
   for (int i = 0; i < 3; ++i) EXPECT(training.refusals_of_a_step(kLayers) == 0);
 }
@@ -183,6 +196,7 @@ TEST(an_operator_that_cannot_do_with_less_is_served) {
 // A result is asked for as a workspace is, but stays: refusing it would end the program.
 TEST(a_result_is_never_taken_for_a_workspace) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(1);
   for (int i = 0; i < 3; ++i) {
     training.device->begin_episode(i > 0 ? kSignature : 0, kSignature, {});
     begin_operator(true);
@@ -197,6 +211,7 @@ TEST(a_result_is_never_taken_for_a_workspace) {
 
 TEST(refusals_are_counted_by_layer_and_evict_nothing) {
   Training training(VDNN_WORKSPACE_PLANNED);
+  training.plan_refusal_of(2);
   training.engines = {200 * kMiB, 4 * kMiB};
   for (int i = 0; i < 4; ++i) training.step(kLayers);
   const std::uint64_t offloads = training.device->read_stats().offloads;
@@ -224,6 +239,12 @@ TEST(what_ended_a_backward_is_no_refused_workspace) {
   };
   EXPECT(run_out(false) == 0);
   EXPECT(run_out(true) == 1);
+}
+
+// The plan is for steps of its signature: without it nothing is refused that can be served.
+TEST(planned_refuses_nothing_of_its_own_accord) {
+  Training training(VDNN_WORKSPACE_PLANNED);
+  for (int i = 0; i < 3; ++i) EXPECT(training.refusals_of_a_step(kLayers) == 0);
 }
 
 TEST(the_room_for_a_workspace_follows_the_setting) {

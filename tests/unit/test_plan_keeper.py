@@ -44,8 +44,15 @@ class Core:
         assert device == 0
         return {"frame_bytes": FRAME, "budget_bytes": self.budget_bytes, "owned_bytes": 0}
 
-    def set_plan(self, device: int, signature: int, moves: list[tuple[int, int]]) -> None:
+    def set_plan(
+        self,
+        device: int,
+        signature: int,
+        moves: list[tuple[int, int]],
+        refusals: list[tuple[int, int]],
+    ) -> None:
         assert device == 0
+        assert refusals == []
         self.plans.append((signature, moves))
 
     def read_outcome(self, device: int, signature: int) -> bytes:

@@ -21,7 +21,7 @@ from tests.helpers.step_profiles import (
     short_of_memory,
 )
 from vdnn_alloc.plan import Move, NativePolicy, Plan
-from vdnn_alloc.planner import absences_of, plan_step
+from vdnn_alloc.planner import absences_of, choose_refused, plan_step
 from vdnn_alloc.range_levels import RangeLevels
 from vdnn_alloc.simulate import ideal_step_time, simulate
 from vdnn_alloc.step_profile import EventKind, StepProfile
@@ -96,6 +96,50 @@ def test_what_no_plan_can_serve_says_what_is_missing() -> None:
 
     assert not planned.is_feasible
     assert planned.simulated.missing_bytes > 0
+
+
+# Two maps, and an operator of 4 ns whose workspace (block 2) leaves room for neither of them.
+SCRATCH = make_profile(
+    [10, 10, 16],
+    [
+        (0, "alloc", 0),
+        (0, "save", 0),
+        (1, "cold", 0),
+        (1, "alloc", 1),
+        (1, "save", 1),
+        (2, "cold", 1),
+        (20, "alloc", 2),
+        (24, "free", 2),
+        (25, "use", 1),
+        (26, "free", 1),
+        (27, "use", 0),
+        (28, "free", 0),
+    ],
+    30,
+)
+BOTH_MAPS = 21
+"""And a byte, which a refused workspace counts as."""
+
+
+def test_a_workspace_is_refused_where_its_copies_take_longer_than_a_slower_engine() -> None:
+    served = plan_step(SCRATCH, BOTH_MAPS)
+    planned = plan_step(SCRATCH, BOTH_MAPS, frozenset({2}))
+
+    assert (served.plan.refused, len(served.plan.moves)) == (frozenset(), 2)
+    assert (planned.plan.refused, planned.plan.moves) == (frozenset({2}), ())
+    assert planned.simulated.step_time_ns == 34, "its operator is taken to be half as fast"
+    assert (served.simulated.step_time_ns or 0) > 34
+
+
+def test_a_workspace_is_served_where_refusing_it_gains_nothing() -> None:
+    fast = replace(SCRATCH, in_bytes_per_second=1e15, out_bytes_per_second=1e15)
+
+    assert plan_step(fast, BOTH_MAPS, frozenset({2})).plan.refused == frozenset()
+    assert choose_refused(SCRATCH, SCRATCH.peak_bytes, frozenset({2})) == frozenset()
+
+
+def test_what_may_not_be_refused_is_served() -> None:
+    assert choose_refused(SCRATCH, BOTH_MAPS, frozenset()) == frozenset()
 
 
 def test_a_workspace_that_cannot_fit_is_planned_without() -> None:

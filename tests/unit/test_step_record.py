@@ -14,15 +14,15 @@ SUMMARY = {
     **{"duration_ns": 900, "waited_ns": 50, "begin_frames": 3},
     **{"out_bytes": 4000, "out_ns": 2000, "in_bytes": 0, "in_ns": 0},
 }
-# (time_ns, frames, kind, block, position, save_index, layer)
+# (time_ns, frames, kind, block, position, save_index, layer, operator_number)
 ROWS = [
-    (0, 4, ALLOC, 0, 1, 0, 2),
-    (10, 4, SAVE, 0, 1, 7, 2),
-    (20, 0, COLD, 0, 1, 0, 0),
-    (30, 6, ALLOC, 1, 2, 0, 3),
-    (40, 6, FREE, 1, 3, 0, 0),
-    (500, 0, USE, 0, 4, 0, 0),
-    (510, 4, FREE, 0, 5, 0, 0),
+    (0, 4, ALLOC, 0, 1, 0, 2, 0),
+    (10, 4, SAVE, 0, 1, 7, 2, 0),
+    (20, 0, COLD, 0, 1, 0, 0, 0),
+    (30, 6, ALLOC, 1, 2, 0, 3, 0),
+    (40, 6, FREE, 1, 3, 0, 0, 0),
+    (500, 0, USE, 0, 4, 0, 0, 0),
+    (510, 4, FREE, 0, 5, 0, 0, 0),
 ]
 
 
@@ -56,6 +56,13 @@ def test_a_plan_goes_to_the_core_and_back() -> None:
     assert record.from_native([(8, 3)]).moves == ()
 
 
+def test_workspaces_of_operators_that_can_do_with_less_may_be_refused() -> None:
+    rows = [(*row[:7], 5 if row[2] == ALLOC else 0) for row in ROWS]
+
+    assert recorded().refusable == {}
+    assert recorded(rows).refusable == {1: (5, 6)}, "block 0 is a result: it is saved"
+
+
 def test_what_was_held_until_its_use_may_not_leave() -> None:
     held = [row for row in ROWS if row[2] != COLD]
 
@@ -67,7 +74,7 @@ def test_what_was_held_until_its_use_may_not_leave() -> None:
 
 
 def test_only_the_first_absence_counts() -> None:
-    again = [*ROWS[:6], (505, 0, COLD, 0, 4, 0, 0), (507, 0, USE, 0, 5, 0, 0), ROWS[6]]
+    again = [*ROWS[:6], (505, 0, COLD, 0, 4, 0, 0, 0), (507, 0, USE, 0, 5, 0, 0, 0), ROWS[6]]
 
     assert recorded(again).profile == recorded().profile
 
