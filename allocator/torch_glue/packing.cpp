@@ -179,10 +179,13 @@ PyObject* with_version(PyObject* whole, const Saved::Contents& saved) {
 
 // The pooling takes a map that it does not read: of its form, over addresses with nothing behind
 // them, so that no memory is needed and a read would be a fault and no wrong number. Where somebody
-// watches operators, or there are no addresses, it stays over no data, and Python makes a map.
+// watches operators, or CUDA's operator would copy it into another order first, or there are no
+// addresses, it stays over no data, and Python makes a map.
 at::TensorBase over_nothing(const at::TensorBase& form) {
   const std::size_t bytes = form.unsafeGetTensorImpl()->unsafe_storage().nbytes();
-  void* range = is_detached_by_copy(form) ? reserve_addresses(bytes) : nullptr;
+  const bool is_taken_as_it_is =
+      is_detached_by_copy(form) && form.is_contiguous(form.suggest_memory_format());
+  void* range = is_taken_as_it_is ? reserve_addresses(bytes) : nullptr;
   if (range == nullptr) return form;
   auto* owner = new Range{range, bytes};
   return over(form, c10::DataPtr(range, owner, &give_back_addresses, form.device()));

@@ -19,18 +19,22 @@ POOLS = {2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
 def gradients(dimensions: int) -> list[torch.Tensor]:
-    """In both memory formats and two types; of a backward, a second one, and a recorded one."""
+    """In both memory formats and in neither, in two types; of a backward, a second one, and a recorded one."""
     found = []
-    for form in FORMS[dimensions]:
+    for form in (*FORMS[dimensions], None):
         for dtype in (torch.float32, torch.bfloat16):
             torch.manual_seed(0)
             x = torch.randn(SHAPES[dimensions], device="cuda", dtype=dtype)
-            x = x.contiguous(memory_format=form).requires_grad_()
+            if form is None:
+                x = x.transpose(-1, -2)
+            else:
+                x = x.contiguous(memory_format=form)
+            x = x.detach().requires_grad_()
             y = POOLS[dimensions](2)(nn.ReLU(inplace=True)(x * 1))
             for recorded in (False, False, True):
                 loss = y.square().sum()
                 (grad,) = torch.autograd.grad(loss, x, retain_graph=True, create_graph=recorded)
-                found.append(grad.detach().view(torch.int16).cpu())
+                found.append(grad.detach().contiguous().view(torch.int16).cpu())
     return found
 
 

@@ -68,6 +68,15 @@ def in_3d() -> list[float]:
     return x.grad.flatten().tolist()[::41]
 
 
+def in_an_unusual_order() -> list[float]:
+    """A dense map that is in neither memory format, so the pooling's backward copies its input."""
+    x = awkward(MAP).requires_grad_()
+    y = nn.MaxPool2d(2)(nn.ReLU()((x * 1).permute(0, 2, 3, 1).transpose(1, 2)))
+    torch.nan_to_num(y).sum().backward()
+    assert x.grad is not None
+    return x.grad.flatten().tolist()[::41]
+
+
 def twice_differentiated() -> list[float]:
     """The gradient of a gradient's norm."""
     torch.manual_seed(0)
@@ -132,7 +141,14 @@ def square_of_a_hook() -> list[float]:
 
 @pytest.mark.parametrize("install", [AMPLE, SHORT], ids=["ample", "short"])
 @pytest.mark.parametrize(
-    "program", [in_3d, twice_differentiated, another_tensor_of_a_hook, square_of_a_hook]
+    "program",
+    [
+        in_3d,
+        in_an_unusual_order,
+        twice_differentiated,
+        another_tensor_of_a_hook,
+        square_of_a_hook,
+    ],
 )
 def test_other_uses_have_the_same_numbers(
     program: Callable[[], list[float]], install: fresh.Settings
