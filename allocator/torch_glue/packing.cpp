@@ -134,6 +134,16 @@ void note_rectified(const Hooks::Contents& hooks, Saved* object) {
   latest_rectified = object;
 }
 
+// Whoever asks a node for values that are gone meets an error, so they go only where memory is
+// short: once something of ours was away when it was asked for, and before that, for a loop should
+// repeat itself from its first step on, while tensors take half of the budget.
+bool is_short(const Hooks::Contents& hooks, const at::TensorBase& x) {
+  if (hooks.has_moved) return true;
+  vdnn_stats stats{};
+  const int device = x.is_cuda() ? x.device().index() : 0;
+  return vdnn_read_stats(device, &stats) == VDNN_OK && stats.owned_bytes >= stats.budget_bytes / 2;
+}
+
 // The rectifier's save of the map that a pooling now saves as its input; null if that is needed.
 Saved::Contents* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
   const bool pools = thread.index_type != nullptr && thread.phase == VDNN_FORWARD;
@@ -145,7 +155,7 @@ Saved::Contents* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
                      tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() &&
                      version_of(rectified) == rectified.version &&
                      rectified.record->aliases().size() == 1 &&
-                     !rectified.record->is_being_restored();
+                     !rectified.record->is_being_restored() && is_short(hooks, tensor);
   return is_it ? &rectified : nullptr;
 }
 
