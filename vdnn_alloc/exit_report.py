@@ -26,17 +26,19 @@ def start_sentence(backend: str, policy: str, budget_bytes: int, host_budget_byt
     )
 
 
-def exit_sentence(stats: Stats) -> str:
+def exit_sentence(stats: Stats, *, is_compiled: bool = False) -> str:
+    """`is_compiled`: torch.compile made graphs of the program's code."""
+    more = _engines(stats) + (_compiled(stats) if is_compiled else "")
     peak = (
         f"the program's peak was {format_bytes(stats.live_bytes_max)}, "
         f"{format_bytes(stats.owned_bytes_max)} of it on the device "
         f"(budget {format_bytes(stats.budget_bytes)})"
     )
     if stats.offloaded_bytes == 0 and stats.prefetched_bytes == 0:
-        return f"nothing needed to move; {peak}{_engines(stats)}"
+        return f"nothing needed to move; {peak}{more}"
     return (
         f"moved {format_bytes(stats.offloaded_bytes)} out and "
-        f"{format_bytes(stats.prefetched_bytes)} back; {peak}{_engines(stats)}"
+        f"{format_bytes(stats.prefetched_bytes)} back; {peak}{more}"
     )
 
 
@@ -50,4 +52,15 @@ def _engines(stats: Stats) -> str:
         f"; {stats.workspace_refusals} workspaces were refused in "
         f"{', '.join(layers[:_LAYERS_NAMED])}{more}, so bits may differ from stock's, whose "
         "convolutions may run other engines"
+    )
+
+
+def _compiled(stats: Stats) -> str:
+    """What follows where memory ran out, or most copies back were waited for, as they are if all
+    that a model has saved is asked for at once."""
+    if stats.ooms == 0 and 2 * stats.late_prefetches <= stats.prefetches:
+        return ""
+    return (
+        "; a model that torch.compile makes one graph of asks for all its feature maps at once, so "
+        "none can come back ahead of its use: compile its layers one by one"
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -196,10 +197,16 @@ def _at_exit() -> None:
     installed = _installation
     if installed is None or installed.process != os.getpid():
         return
-    say(exit_sentence(_read(installed, _DEVICE)))
+    say(exit_sentence(_read(installed, _DEVICE), is_compiled=has_compiled()))
     if installed.config.dump is None:
         return
     try:
         json_file.write(installed.config.dump, _document(installed))
     except OSError as error:
         say(f"dump={installed.config.dump} was not written: {error.strerror or error}")
+
+
+def has_compiled() -> bool:
+    """Whether Dynamo made a graph in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0

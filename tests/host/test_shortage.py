@@ -129,3 +129,25 @@ def test_a_lack_of_memory_that_ends_a_backward_is_no_refused_workspace() -> None
 
     assert refusals == 0
     assert owners == ["(outside every layer)"]
+
+
+def compiled_and_short() -> list[str]:
+    """The last line of a run: after a shortage, and once a model was compiled as well."""
+    import vdnn_alloc
+    from vdnn_alloc.exit_report import exit_sentence
+    from vdnn_alloc.installation import has_compiled
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones((16, *HELD))
+    lines = [exit_sentence(vdnn_alloc.stats(), is_compiled=has_compiled())]
+    model.compile(backend="aot_eager")
+    model(torch.ones(64, 64)).sum().backward()
+    return [*lines, exit_sentence(vdnn_alloc.stats(), is_compiled=has_compiled())]
+
+
+def test_the_last_line_says_that_what_is_compiled_whole_must_fit() -> None:
+    before, after = fresh.call(compiled_and_short, install=BUDGET).result
+
+    assert "compile" not in before
+    assert after.endswith("compile its layers one by one")

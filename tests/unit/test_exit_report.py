@@ -40,3 +40,13 @@ def test_and_where_engines_may_not_be_stocks() -> None:
 
     assert "3 workspaces were refused in a, c, d, so bits may differ" in sentence
     assert "refused" not in exit_sentence(IDLE)
+
+
+def test_and_that_a_model_compiled_whole_cannot_come_back_ahead_of_its_use() -> None:
+    late = replace(IDLE, offloaded_bytes=1, prefetched_bytes=1, prefetches=3, late_prefetches=2)
+
+    for short in (late, replace(IDLE, ooms=1)):
+        assert "compile its layers one by one" in exit_sentence(short, is_compiled=True)
+        assert "compile" not in exit_sentence(short)
+    for well in (IDLE, replace(late, late_prefetches=1)):
+        assert "compile" not in exit_sentence(well, is_compiled=True)

@@ -149,12 +149,14 @@ LIFE = (
     Case(
         "torch.compile traced global hooks, refused them, or compiled again and again.",
         "No graph and no break more than without us. Limit: the feature maps of a model that is "
-        "one graph must fit.",
+        "one graph must fit; where they do not, the last line of the run says so.",
         (
             "compiled.dynamo.whole_graph",
             "compiled.dynamo.three_shapes",
             "compiled.dynamo.graph_breaks",
             "compiled.dynamo.inductor",
+            "tests/host/test_shortage.py::"
+            "test_the_last_line_says_that_what_is_compiled_whole_must_fit",
         ),
     ),
     Case(
