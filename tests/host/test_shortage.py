@@ -131,13 +131,22 @@ def test_a_lack_of_memory_that_ends_a_backward_is_no_refused_workspace() -> None
     assert owners == ["(outside every layer)"]
 
 
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(x))
+
+
 def compiled_and_short() -> list[str]:
     """The last line of a run: after a shortage, and once a model was compiled as well."""
     import vdnn_alloc
     from vdnn_alloc.exit_report import exit_sentence
     from vdnn_alloc.installation import has_compiled
 
-    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    model = Perceptron()
     with pytest.raises(torch.OutOfMemoryError):
         torch.ones((16, *HELD))
     lines = [exit_sentence(vdnn_alloc.stats(), is_compiled=has_compiled())]
