@@ -1,0 +1,211 @@
+"""One cell of the sweep, in a process of its own: trains it and prints one JSON object.
+
+PyTorch's allocator is limited by set_per_process_memory_fraction, ours by its budget. On the host
+backend, which is for tests, stock is our policy none with a budget that holds everything, for
+PyTorch counts nothing there, and nobody else is limited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import processes
+from bench.device_memory import PeakUse
+from bench.micro import plain_rate
+from bench.models import TINY, WORKLOADS, Training
+from bench.peers.cells import STOCK, Cell, Outcome
+from bench.peers.tools import TOOLS, Scopes, Subject, Tool, UnavailableError
+
+COUNTERS = (
+    *("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns", "mapping_misses"),
+    "workspace_refusals",
+)
+PEAKS = ("live_bytes_max", "owned_bytes_max", "created_bytes_max", "host_bytes_max")
+AMPLE_BYTES = 1 << 30
+HOST_FRAME_BYTES = 16 << 10
+LINK_BYTES = 256 << 20
+SAMPLE_S = 0.05
+"""Between two looks at the driver's count; each takes locks of the driver."""
+
+
+class Run:
+    """The cell's training, under its tool and its limit."""
+
+    def __init__(self, cell: Cell, limit_bytes: int, wheels: Path | None) -> None:
+        self._is_cuda = cell.backend == "cuda"
+        self._tool = TOOLS[cell.tool]
+        self._is_ours = _limit(cell, self._tool, limit_bytes)
+        workload = {**WORKLOADS, **TINY}[cell.workload]
+        device = "cuda" if self._is_cuda else "cpu"
+        self._training = Training(workload.build, cell.precision, device)
+        subject = Subject(self._training.model, workload, self._is_cuda, wheels)
+        self._scopes = self._tool.attach(subject)
+        self.step_ms: list[float] = []
+        self.loss = float("nan")
+
+    def timed_step(self) -> None:
+        self._synchronize()
+        begin = time.perf_counter()
+        loss = _step(self._training, self._scopes)
+        self._synchronize()
+        self.step_ms.append((time.perf_counter() - begin) * 1e3)
+        self.loss = loss.item()
+
+    def _synchronize(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+    def counters(self) -> dict[str, int]:
+        """Since the start: ours, or how often PyTorch's allocator had to try again."""
+        if not self._is_ours:
+            return (
+                {"retries": torch.cuda.memory_stats()["num_alloc_retries"]} if self._is_cuda else {}
+            )
+        import vdnn_alloc
+
+        stats = vdnn_alloc.stats()
+        return {key: getattr(stats, key) for key in COUNTERS}
+
+    def peaks(self) -> dict[str, int]:
+        """Bytes: of what tensors asked for, and of what the allocator took for them."""
+        if not self._is_ours:
+            return _peaks_of_torch() if self._is_cuda else {}
+        import vdnn_alloc
+
+        stats = vdnn_alloc.stats()
+        return {
+            "allocated_max": stats.live_bytes_max,
+            "reserved_max": stats.created_bytes_max,
+            **{key: getattr(stats, key) for key in PEAKS},
+        }
+
+    def profile(self) -> str | None:
+        """The step that was recorded last, as JSON."""
+        if self._tool.ours is None:
+            return None
+        from vdnn_alloc.installation import installation
+
+        recorded = installation().controller.latest_profile
+        return None if recorded is None else recorded.to_json()
+
+
+def _step(training: Training, scopes: Scopes) -> torch.Tensor:
+    """Training.step(), in the tool's scopes."""
+    training.optimizer.zero_grad()
+    with scopes.step():
+        with scopes.forward():
+            loss = training.loss()
+        loss.backward()
+    training.optimizer.step()
+    return loss.detach()
+
+
+def _peaks_of_torch() -> dict[str, int]:
+    return {
+        "allocated_max": torch.cuda.max_memory_allocated(),
+        "reserved_max": torch.cuda.max_memory_reserved(),
+    }
+
+
+def _limit(cell: Cell, tool: Tool, limit_bytes: int) -> bool:
+    """Before the first tensor; True if the allocator is ours."""
+    import vdnn_alloc
+
+    if cell.backend == "host":
+        torch.set_num_threads(1)  # threads of one operator that wait for a core spin
+        budget, policy = (limit_bytes, "dyn") if tool.ours is not None else (AMPLE_BYTES, "none")
+        settings = {**(tool.ours or {}), "policy": policy, "frame": HOST_FRAME_BYTES}
+        vdnn_alloc.install(budget, backend="host", **settings)
+        return True
+    if tool.ours is not None:
+        vdnn_alloc.install(limit_bytes, backend="cuda", **tool.ours)
+        return True
+    if limit_bytes:
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes))
+    return False
+
+
+def train(cell: Cell, limit_bytes: int, args: argparse.Namespace) -> Outcome:
+    """All steps, and what they took."""
+    is_cuda = cell.backend == "cuda"
+    watch: AbstractContextManager[Any] = nullcontext()
+    if is_cuda:
+        torch.cuda.synchronize()  # there is a context now
+        watch = PeakUse(SAMPLE_S)
+    with watch:
+        run = Run(cell, limit_bytes, args.wheels)
+        for _ in range(args.warm_up):
+            run.timed_step()
+        before = run.counters()
+        for _ in range(args.steps):
+            run.timed_step()
+        after = run.counters()
+    return {
+        "ended": "trained",
+        "step_ms": run.step_ms,
+        "loss": run.loss,
+        "per_step": {key: (after[key] - before[key]) / args.steps for key in after},
+        "in_all": after,
+        "peaks": {**run.peaks(), **({"used_max": watch.peak_bytes} if is_cuda else {})},
+        "profile": run.profile(),
+        "link": _link(cell),
+    }
+
+
+def _link(cell: Cell) -> dict[str, float] | None:
+    """Bytes per second of plain page-locked copies, out and in; stock's process measures them."""
+    if cell.tool != STOCK or cell.backend != "cuda":
+        return None
+    out, back = plain_rate("cuda", LINK_BYTES)
+    return {"out": out * 1e9, "in": back * 1e9}
+
+
+def attempt(cell: Cell, limit_bytes: int, args: argparse.Namespace) -> Outcome:
+    """The same; whatever ends it is its outcome."""
+    try:
+        return train(cell, limit_bytes, args)
+    except UnavailableError as error:
+        return {"ended": "unavailable", "error": str(error)}
+    except torch.OutOfMemoryError as error:
+        return {"ended": "out of memory", "error": _first_line(error)}
+    except Exception as error:  # of other people's code: its error is what there is to say
+        return {"ended": "failed", "error": f"{type(error).__name__}: {_first_line(error)}"}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    if cell.backend == "cuda":
+        return processes.facts()
+    return {"device": f"host backend, {platform.machine()}", "torch": torch.__version__}
+
+
+def main() -> None:
+    """Trains and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cell", type=json.loads, help="a Cell as JSON")
+    parser.add_argument("--limit-bytes", type=int, default=0, help="0: no limit")
+    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--wheels", type=Path)
+    args = parser.parse_args()
+    cell = Cell(**args.cell)
+    outcome = attempt(cell, args.limit_bytes, args)
+    settings = {"limit_bytes": args.limit_bytes, "warm_up": args.warm_up, "steps": args.steps}
+    known = {"machine": facts(cell), "settings": settings, "date": time.strftime("%Y-%m-%d")}
+    print(json.dumps({**outcome, **known}))
+
+
+if __name__ == "__main__":
+    main()
