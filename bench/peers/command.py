@@ -8,12 +8,10 @@ fit the loosest, it fits none: neither is trained again.
 from __future__ import annotations
 
 import gzip
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +22,9 @@ from bench import processes
 from bench.models import WORKLOADS
 from bench.peers import cells, report
 from bench.peers.cells import STOCK, WITHOUT_LIMIT, Cell, Outcome
-from bench.peers.tools import TOOLS
+from bench.peers.server import EndedError, Server
+from bench.peers.tools import OWN, TOOLS
+from bench.peers.training import Settings, attempt
 from vdnn_alloc.errors import ConfigError
 from vdnn_alloc.simulate import ideal_step_time
 from vdnn_alloc.step_profile import StepProfile
@@ -32,7 +32,6 @@ from vdnn_alloc.step_profile import StepProfile
 if TYPE_CHECKING:
     import argparse
 
-MODULE = "bench.peers.training"
 NS_PER_MS = 1e6
 FULL = (("vgg19", "fp32"), ("gpt", "bf16"))
 """The workloads whose whole curve is drawn, with every tool."""
@@ -49,6 +48,8 @@ class Runner:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._end = time.monotonic() + args.time_limit
+        self._server = Server()
+        self.failures: list[str] = []
 
     def run(self, wanted: Iterator[Cell]) -> None:
         """Every cell, until the time is over."""
@@ -58,23 +59,28 @@ class Runner:
             if time.monotonic() >= self._end:
                 print("the time is over; the same command goes on from here")
                 return
-            print(f"training {cell.name}", flush=True)
-            begin = time.monotonic()
-            outcome = self._outcome(cell)
+            self._attempt(cell)
+
+    def _attempt(self, cell: Cell) -> None:
+        """Where ours or stock ends by an error, that is said and the cell is left unfinished."""
+        stock = None if cell == cell.stock else cells.load(cell.stock, self._args.results)
+        if cell != cell.stock and (stock is None or stock["ended"] != "trained"):
+            return  # there is no limit
+        print(f"training {cell.name}", flush=True)
+        begin = time.monotonic()
+        outcome = self._outcome(cell, stock)
+        said = outcome.get("error", "")[:90] or f"{report.step_ms(outcome):.1f} ms a step"
+        print(f"  {outcome['ended']}: {said} ({time.monotonic() - begin:.0f} s)", flush=True)
+        if outcome["ended"] == "failed" and cell.tool in OWN:
+            self.failures.append(f"{cell.name}: {said}")
+        else:
             cells.save(cell, outcome, self._args.results)
-            said = outcome.get("error") or f"{report.step_ms(outcome):.1f} ms a step"
-            print(f"  {outcome['ended']}: {said} ({time.monotonic() - begin:.0f} s)", flush=True)
 
     def _is_known(self, cell: Cell) -> bool:
         return report.outcome_of(cell, cells.load_all(self._args.results)) is not None
 
-    def _outcome(self, cell: Cell) -> Outcome:
-        stock = cells.load(cell.stock, self._args.results)
-        if cell != cell.stock and (stock is None or stock["ended"] != "trained"):
-            return {"ended": "failed", "error": "stock did not train, so there is no limit"}
-        limit_bytes = 0
-        if stock is not None:
-            limit_bytes = stock["peaks"]["allocated_max"] * cell.percent // 100
+    def _outcome(self, cell: Cell, stock: Outcome | None) -> Outcome:
+        limit_bytes = stock["peaks"]["allocated_max"] * cell.percent // 100 if stock else 0
         outcome = self._train(cell, limit_bytes)
         profile = outcome.pop("profile", None)
         if profile is not None and stock is not None:
@@ -85,16 +91,11 @@ class Runner:
 
     def _train(self, cell: Cell, limit_bytes: int) -> Outcome:
         args = self._args
-        arguments = [json.dumps(asdict(cell)), "--limit-bytes", str(limit_bytes)]
-        arguments += ["--warm-up", str(args.warm_up), "--steps", str(args.steps)]
-        arguments += ["--wheels", str(args.wheels.resolve())] if args.wheels else []
-        environment = dict(TOOLS[cell.tool].environment)
+        settings = Settings(limit_bytes, args.warm_up, args.steps, args.wheels)
         try:
-            outcome: Outcome = processes.train(MODULE, arguments, environment, CELL_LIMIT_S)
-        except subprocess.CalledProcessError as error:
-            return {"ended": "failed", "error": f"its process ended with {error.returncode}"}
-        except subprocess.TimeoutExpired:
-            return {"ended": "failed", "error": f"it took more than {CELL_LIMIT_S} s"}
+            outcome: Outcome = self._server.call(attempt, cell, settings, limit_s=CELL_LIMIT_S)
+        except EndedError as error:
+            return {"ended": "failed", "error": str(error)}
         return outcome
 
 
@@ -149,8 +150,11 @@ def add_options(parser: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains what is not finished, prints, draws."""
+    failures = []
     if not args.report:
-        Runner(args).run(grid(args))
+        runner = Runner(args)
+        runner.run(grid(args))
+        failures = runner.failures
     finished = cells.load_all(args.results)
     console = Console() if sys.stdout.isatty() else Console(width=150)
     for table in report.tables(finished):
@@ -160,4 +164,4 @@ def run(args: argparse.Namespace) -> int:
             print(f"written: {path}")
     except ConfigError as error:
         print(error)
-    return processes.judge(report.failures(finished))
+    return processes.judge(failures)

@@ -125,15 +125,6 @@ def _loss(outcome: Outcome, stock: Outcome | None) -> str:
     return f"{outcome['loss'] - stock['loss']:+.1e}"
 
 
-def failures(finished: Finished) -> list[str]:
-    """What must not be: stock and vdnn_alloc end by nothing but a lack of memory."""
-    return [
-        f"{cell.name}: {outcome['error']}"
-        for cell, outcome in finished.items()
-        if outcome["ended"] == "failed" and (cell.tool == STOCK or not TOOLS[cell.tool].is_static)
-    ]
-
-
 def draw(finished: Finished, folder: Path) -> Iterator[Path]:
     """Writes a plot for each workload and precision; yields the files.
 

@@ -14,7 +14,7 @@ import types
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 Scope = Callable[[], AbstractContextManager[object]]
-EXPANDABLE = "expandable_segments:True"
 
 
 class UnavailableError(Exception):
@@ -68,7 +67,8 @@ class Tool:
     attach: Callable[[Subject], Scopes] = _nothing
     ours: Mapping[str, str] | None = None
     """Arguments of vdnn_alloc.install(); None: PyTorch's own allocator."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    allocator_settings: str = ""
+    """Of PyTorch's allocator, as in PYTORCH_ALLOC_CONF."""
 
     @property
     def is_static(self) -> bool:
@@ -155,14 +155,14 @@ TOOLS = {
     "vdnn_alloc+checkpoint": Tool(_checkpoint, ours={}),
     "checkpoint": Tool(_checkpoint),
     "save_on_cpu": Tool(_save_on_cpu),
-    "expandable_segments": Tool(
-        environment={"PYTORCH_ALLOC_CONF": EXPANDABLE, "PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}
-    ),
+    "expandable_segments": Tool(allocator_settings="expandable_segments:True"),
     "offload": Tool(_offload),
     "trl": Tool(_trl),
     "torchtune": Tool(_torchtune),
     "trainstream": Tool(_trainstream),
 }
+OWN = ("stock", *(name for name, tool in TOOLS.items() if not tool.is_static))
+"""What may end by nothing but a lack of memory."""
 
 
 def _import(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One cell of the sweep, in a process of its own: trains it and prints one JSON object.
+"""One cell of the sweep: trains it in this process, and returns what it took.
 
 PyTorch's allocator is limited by set_per_process_memory_fraction, ours by its budget. On the host
 backend, which is for tests, stock is our policy none with a budget that holds everything, for
@@ -7,13 +7,12 @@ PyTorch counts nothing there, and nobody else is limited.
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
 import platform
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +22,9 @@ from bench.micro import plain_rate
 from bench.models import TINY, WORKLOADS, Training
 from bench.peers.cells import STOCK, Cell, Outcome
 from bench.peers.tools import TOOLS, Scopes, Subject, Tool, UnavailableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COUNTERS = (
     *("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns", "mapping_misses"),
@@ -36,17 +38,30 @@ SAMPLE_S = 0.05
 """Between two looks at the driver's count; each takes locks of the driver."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a cell is trained."""
+
+    limit_bytes: int
+    """0: no limit."""
+    warm_up: int
+    steps: int
+    """Timed, after the warm-up."""
+    wheels: Path | None = None
+    """The folder of --wheels."""
+
+
 class Run:
     """The cell's training, under its tool and its limit."""
 
-    def __init__(self, cell: Cell, limit_bytes: int, wheels: Path | None) -> None:
+    def __init__(self, cell: Cell, settings: Settings) -> None:
         self._is_cuda = cell.backend == "cuda"
         self._tool = TOOLS[cell.tool]
-        self._is_ours = _limit(cell, self._tool, limit_bytes)
+        self._is_ours = _limit(cell, self._tool, settings.limit_bytes)
         workload = {**WORKLOADS, **TINY}[cell.workload]
         device = "cuda" if self._is_cuda else "cpu"
         self._training = Training(workload.build, cell.precision, device)
-        subject = Subject(self._training.model, workload, self._is_cuda, wheels)
+        subject = Subject(self._training.model, workload, self._is_cuda, settings.wheels)
         self._scopes = self._tool.attach(subject)
         self.step_ms: list[float] = []
         self.loss = float("nan")
@@ -117,24 +132,28 @@ def _peaks_of_torch() -> dict[str, int]:
 
 def _limit(cell: Cell, tool: Tool, limit_bytes: int) -> bool:
     """Before the first tensor; True if the allocator is ours."""
-    import vdnn_alloc
-
     if cell.backend == "host":
+        import vdnn_alloc
+
         torch.set_num_threads(1)  # threads of one operator that wait for a core spin
         budget, policy = (limit_bytes, "dyn") if tool.ours is not None else (AMPLE_BYTES, "none")
         settings = {**(tool.ours or {}), "policy": policy, "frame": HOST_FRAME_BYTES}
         vdnn_alloc.install(budget, backend="host", **settings)
         return True
     if tool.ours is not None:
+        import vdnn_alloc
+
         vdnn_alloc.install(limit_bytes, backend="cuda", **tool.ours)
         return True
+    if tool.allocator_settings:
+        torch.cuda.memory._set_allocator_settings(tool.allocator_settings)
     if limit_bytes:
         total_bytes = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes))
     return False
 
 
-def train(cell: Cell, limit_bytes: int, args: argparse.Namespace) -> Outcome:
+def train(cell: Cell, settings: Settings) -> Outcome:
     """All steps, and what they took."""
     is_cuda = cell.backend == "cuda"
     watch: AbstractContextManager[Any] = nullcontext()
@@ -142,18 +161,18 @@ def train(cell: Cell, limit_bytes: int, args: argparse.Namespace) -> Outcome:
         torch.cuda.synchronize()  # there is a context now
         watch = PeakUse(SAMPLE_S)
     with watch:
-        run = Run(cell, limit_bytes, args.wheels)
-        for _ in range(args.warm_up):
+        run = Run(cell, settings)
+        for _ in range(settings.warm_up):
             run.timed_step()
         before = run.counters()
-        for _ in range(args.steps):
+        for _ in range(settings.steps):
             run.timed_step()
         after = run.counters()
     return {
         "ended": "trained",
         "step_ms": run.step_ms,
         "loss": run.loss,
-        "per_step": {key: (after[key] - before[key]) / args.steps for key in after},
+        "per_step": {key: (after[key] - before[key]) / settings.steps for key in after},
         "in_all": after,
         "peaks": {**run.peaks(), **({"used_max": watch.peak_bytes} if is_cuda else {})},
         "profile": run.profile(),
@@ -169,43 +188,26 @@ def _link(cell: Cell) -> dict[str, float] | None:
     return {"out": out * 1e9, "in": back * 1e9}
 
 
-def attempt(cell: Cell, limit_bytes: int, args: argparse.Namespace) -> Outcome:
-    """The same; whatever ends it is its outcome."""
+def attempt(cell: Cell, settings: Settings) -> Outcome:
+    """The same; whatever ends it is its outcome, with the machine and the settings beside it."""
     try:
-        return train(cell, limit_bytes, args)
+        outcome = train(cell, settings)
     except UnavailableError as error:
-        return {"ended": "unavailable", "error": str(error)}
+        outcome = {"ended": "unavailable", "error": str(error)}
     except torch.OutOfMemoryError as error:
-        return {"ended": "out of memory", "error": _first_line(error)}
+        outcome = {"ended": "out of memory", "error": _first_line(error)}
     except Exception as error:  # of other people's code: its error is what there is to say
-        return {"ended": "failed", "error": f"{type(error).__name__}: {_first_line(error)}"}
+        outcome = {"ended": "failed", "error": f"{type(error).__name__}: {_first_line(error)}"}
+    outcome["settings"] = {**asdict(settings), "wheels": str(settings.wheels)}
+    return {**outcome, "machine": _facts(cell), "date": time.strftime("%Y-%m-%d")}
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-def facts(cell: Cell) -> dict[str, Any]:
+def _facts(cell: Cell) -> dict[str, object]:
+    known = {"host": platform.platform(), "cpus": os.cpu_count()}
     if cell.backend == "cuda":
-        return processes.facts()
-    return {"device": f"host backend, {platform.machine()}", "torch": torch.__version__}
-
-
-def main() -> None:
-    """Trains and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("cell", type=json.loads, help="a Cell as JSON")
-    parser.add_argument("--limit-bytes", type=int, default=0, help="0: no limit")
-    parser.add_argument("--warm-up", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--wheels", type=Path)
-    args = parser.parse_args()
-    cell = Cell(**args.cell)
-    outcome = attempt(cell, args.limit_bytes, args)
-    settings = {"limit_bytes": args.limit_bytes, "warm_up": args.warm_up, "steps": args.steps}
-    known = {"machine": facts(cell), "settings": settings, "date": time.strftime("%Y-%m-%d")}
-    print(json.dumps({**outcome, **known}))
-
-
-if __name__ == "__main__":
-    main()
+        return {**processes.facts(), **known}
+    return {"device": f"host backend, {platform.machine()}", "torch": torch.__version__, **known}
