@@ -8,6 +8,7 @@ whose weights are in bf16 then.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from bench.same_numbers import precision_scope
 
+Scope = Callable[[], AbstractContextManager[object]]
 SEED = 20160618
 SIDE = 224
 CLASSES = 1000
@@ -53,11 +55,13 @@ class Training:
             task = build(precision)
         self.model, self.loss, self.optimizer = task.model, task.loss, task.optimizer
 
-    def step(self) -> Tensor:
-        """Forward, backward and update; returns the loss."""
+    def step(self, around: Scope = nullcontext, around_forward: Scope = nullcontext) -> Tensor:
+        """Forward and backward, `around` them what was asked for, and update; returns the loss."""
         self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
+        with around():
+            with around_forward():
+                loss = self.loss()
+            loss.backward()
         self.optimizer.step()
         return loss.detach()
 

@@ -13,7 +13,7 @@ import tempfile
 import types
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,9 @@ from torch.autograd.graph import save_on_cpu
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.models import Workload
+    from bench.models import Scope, Workload
 
 MIB = 1 << 20
-Scope = Callable[[], AbstractContextManager[object]]
 
 
 class UnavailableError(Exception):
@@ -111,7 +110,7 @@ def _offload(subject: Subject) -> Scopes:
 def _trl(subject: Subject) -> Scopes:
     accelerate = _import("accelerate")
     accelerate.PartialState()  # its logger needs one
-    trl = _load(subject, "trl", "trl.models.activation_offloading")
+    trl = load_module(subject, "trl", "trl.models.activation_offloading")
     scope = trl.get_act_offloading_ctx_manager(subject.model, warn_if_no_head=False)
     return Scopes(step=lambda: scope)
 
@@ -129,7 +128,7 @@ def _torchtune(subject: Subject) -> Scopes:
         "torchtune.utils": {"get_logger": lambda *_: logging.getLogger("torchtune")},
     }
     name = "torchtune.training._activation_offloading"
-    torchtune = _load(subject, "torchtune", name, stubs)
+    torchtune = load_module(subject, "torchtune", name, stubs)
     return Scopes(forward=lambda: torchtune.OffloadActivations(use_pin_memory=subject.is_cuda))
 
 
@@ -179,7 +178,7 @@ def _wheel(subject: Subject, package: str) -> Path:
     return found[-1]
 
 
-def _load(
+def load_module(
     subject: Subject, package: str, name: str, stubs: Mapping[str, Mapping[str, object]] = {}
 ) -> Any:
     """A module of a peer: the installed one, or its one file out of the wheel, with stubs in place

@@ -21,7 +21,7 @@ from bench.device_memory import PeakUse
 from bench.micro import plain_rate
 from bench.models import TINY, WORKLOADS, Training
 from bench.peers.cells import STOCK, Cell, Outcome
-from bench.peers.tools import TOOLS, Scopes, Subject, Tool, UnavailableError
+from bench.peers.tools import TOOLS, Subject, Tool, UnavailableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,6 @@ COUNTERS = (
     *("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns", "mapping_misses"),
     "workspace_refusals",
 )
-PEAKS = ("live_bytes_max", "owned_bytes_max", "created_bytes_max", "host_bytes_max")
 AMPLE_BYTES = 1 << 30
 HOST_FRAME_BYTES = 16 << 10
 LINK_BYTES = 256 << 20
@@ -69,7 +68,7 @@ class Run:
     def timed_step(self) -> None:
         self._synchronize()
         begin = time.perf_counter()
-        loss = _step(self._training, self._scopes)
+        loss = self._training.step(self._scopes.step, self._scopes.forward)
         self._synchronize()
         self.step_ms.append((time.perf_counter() - begin) * 1e3)
         self.loss = loss.item()
@@ -99,7 +98,7 @@ class Run:
         return {
             "allocated_max": stats.live_bytes_max,
             "reserved_max": stats.created_bytes_max,
-            **{key: getattr(stats, key) for key in PEAKS},
+            "host_max": stats.host_bytes_max,
         }
 
     def profile(self) -> str | None:
@@ -110,17 +109,6 @@ class Run:
 
         recorded = installation().controller.latest_profile
         return None if recorded is None else recorded.to_json()
-
-
-def _step(training: Training, scopes: Scopes) -> torch.Tensor:
-    """Training.step(), in the tool's scopes."""
-    training.optimizer.zero_grad()
-    with scopes.step():
-        with scopes.forward():
-            loss = training.loss()
-        loss.backward()
-    training.optimizer.step()
-    return loss.detach()
 
 
 def _peaks_of_torch() -> dict[str, int]:
