@@ -51,12 +51,12 @@ class Settings:
 
 
 class Run:
-    """The cell's training, under its tool and its limit."""
+    """The cell's training, once the limit holds."""
 
-    def __init__(self, cell: Cell, settings: Settings) -> None:
+    def __init__(self, cell: Cell, settings: Settings, *, is_ours: bool) -> None:
         self._is_cuda = cell.backend == "cuda"
         self._tool = TOOLS[cell.tool]
-        self._is_ours = _limit(cell, self._tool, settings.limit_bytes)
+        self._is_ours = is_ours
         workload = {**WORKLOADS, **TINY}[cell.workload]
         device = "cuda" if self._is_cuda else "cpu"
         self._training = Training(workload.build, cell.precision, device)
@@ -144,12 +144,13 @@ def _limit(cell: Cell, tool: Tool, limit_bytes: int) -> bool:
 def train(cell: Cell, settings: Settings) -> Outcome:
     """All steps, and what they took."""
     is_cuda = cell.backend == "cuda"
+    is_ours = _limit(cell, TOOLS[cell.tool], settings.limit_bytes)
     watch: AbstractContextManager[Any] = nullcontext()
     if is_cuda:
-        torch.cuda.synchronize()  # there is a context now
+        torch.cuda.synchronize()  # there is a context now, and no other allocator any more
         watch = PeakUse(SAMPLE_S)
     with watch:
-        run = Run(cell, settings)
+        run = Run(cell, settings, is_ours=is_ours)
         for _ in range(settings.warm_up):
             run.timed_step()
         before = run.counters()
