@@ -22,6 +22,7 @@ Scope = Callable[[], AbstractContextManager[object]]
 SEED = 20160618
 SIDE = 224
 CLASSES = 1000
+GPT2_WORDS = 50257
 
 
 @dataclass(frozen=True)
@@ -157,27 +158,44 @@ def unet(width: int, depth: int, batch: int, side: int, precision: str) -> Task:
 # --- language ------------------------------------------------------------------------------------
 
 
-def _language_task(model: nn.Module, batch: int, tokens: int, words: int, precision: str) -> Task:
+def language_task(model: nn.Module, text: Callable[[], Tensor], precision: str) -> Task:
+    """The model is to foretell the words of `text`, which is asked for anew in each step."""
     if precision == "bf16":
         model.to(torch.bfloat16)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    text = torch.randint(words, (batch, tokens))
 
     def loss() -> Tensor:
+        words = text()
         with precision_scope("fp32" if precision == "bf16" else precision):
-            found: Tensor = model(input_ids=text, labels=text).loss
+            found: Tensor = model(input_ids=words, labels=words).loss
             return found
 
     return Task(model, optimizer, loss)
 
 
-def gpt2_medium(precision: str) -> Task:
-    """GPT-2 medium's shape, with its dropout, on 8 sequences of 1024 tokens."""
+def gpt2(
+    positions: int, *, layers: int = 24, heads: int = 16, width: int = 1024, words: int = GPT2_WORDS
+) -> nn.Module:
+    """GPT-2, with its dropout; in medium's shape if no other is given."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=24, n_head=16, n_embd=1024, n_positions=1024, use_cache=False)
-    return _language_task(GPT2LMHeadModel(config), 8, 1024, config.vocab_size, precision)
+    config = GPT2Config(
+        n_layer=layers,
+        n_head=heads,
+        n_embd=width,
+        n_positions=positions,
+        vocab_size=words,
+        use_cache=False,
+    )
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
+
+
+def gpt2_medium(precision: str) -> Task:
+    """On 8 sequences of 1024 tokens."""
+    text = torch.randint(GPT2_WORDS, (8, 1024))
+    return language_task(gpt2(1024), lambda: text, precision)
 
 
 def llama_1b(precision: str) -> Task:
@@ -193,7 +211,8 @@ def llama_1b(precision: str) -> Task:
         vocab_size=32000,
         use_cache=False,
     )
-    return _language_task(LlamaForCausalLM(config), 8, 2048, config.vocab_size, precision)
+    text = torch.randint(config.vocab_size, (8, 2048))
+    return language_task(LlamaForCausalLM(config), lambda: text, precision)
 
 
 def _gpt2_block(model: nn.Module) -> type[nn.Module]:

@@ -22,9 +22,9 @@ from bench import processes
 from bench.models import WORKLOADS
 from bench.peers import cells, report
 from bench.peers.cells import STOCK, WITHOUT_LIMIT, Cell, Outcome
-from bench.peers.server import EndedError, Server
 from bench.peers.tools import OWN, TOOLS
 from bench.peers.training import Settings, attempt
+from bench.server import EndedError, Server
 from vdnn_alloc.errors import ConfigError
 from vdnn_alloc.simulate import ideal_step_time
 from vdnn_alloc.step_profile import StepProfile

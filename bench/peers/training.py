@@ -187,16 +187,13 @@ def attempt(cell: Cell, settings: Settings) -> Outcome:
         outcome = {"ended": "out of memory", "error": _first_line(error)}
     except Exception as error:  # of other people's code: its error is what there is to say
         outcome = {"ended": "failed", "error": f"{type(error).__name__}: {_first_line(error)}"}
-    outcome["settings"] = {**asdict(settings), "wheels": str(settings.wheels)}
-    return {**outcome, "machine": _facts(cell), "date": time.strftime("%Y-%m-%d")}
+    return {
+        **outcome,
+        "settings": {**asdict(settings), "wheels": str(settings.wheels)},
+        "machine": {**processes.facts(), "host": platform.platform(), "cpus": os.cpu_count()},
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
-
-
-def _facts(cell: Cell) -> dict[str, object]:
-    known = {"host": platform.platform(), "cpus": os.cpu_count()}
-    if cell.backend == "cuda":
-        return {**processes.facts(), **known}
-    return {"device": f"host backend, {platform.machine()}", "torch": torch.__version__, **known}

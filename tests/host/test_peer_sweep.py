@@ -15,7 +15,7 @@ from torch import nn
 from bench.models import TINY, group_stages
 from bench.peers import cells, command, report, tools
 from bench.peers.cells import Cell, Outcome
-from bench.peers.server import EndedError, Server
+from bench.server import EndedError, Server
 
 STOCK = Cell("tiny", "fp32", "stock", 100, "host")
 
