@@ -145,6 +145,7 @@ def draw(finished: Finished, folder: Path) -> Iterator[Path]:
             axes.plot(list(points), list(points.values()), "o-", label=label)
         axes.set_title(f"{({**WORKLOADS, **TINY})[workload].title}, {precision}")
         axes.set_xlabel("limit, % of the peak of stock's tensors")
+        axes.set_xticks(percents)
         axes.set_ylabel("step, median (ms)")
         axes.set_ylim(bottom=0)
         axes.invert_xaxis()
