@@ -2,9 +2,10 @@
 
     python3 -m bench.fits
 
-Trains three models with stock PyTorch and with vdnn_alloc under its default budget, in alternating
-processes, prints a table and writes bench/results/fits-<date>.json. Exit status 1 if a byte moved,
-or if the median step is more than 3 % slower than stock's.
+Trains every workload of bench/models.py, each in its first precision, with stock PyTorch and with
+vdnn_alloc under its default budget, in alternating processes, prints a table and writes
+bench/results/fits-<date>.json. Exit status 1 if a byte moved, or if the median step is more than
+3 % slower than stock's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench import processes
-from bench.fits_training import WORKLOADS
+from bench.models import WORKLOADS
 
 WARM_UP = 5  # steps in which vdnn_alloc learns and cuDNN chooses, left out of the median
 ALLOWED_RATIO = 1.03
@@ -45,15 +46,19 @@ class Side:
 Measured = dict[str, dict[str, Side]]  # by workload, by side
 
 
-def measure(rounds: int, steps: int) -> Measured:
+def measure(workloads: list[str], rounds: int, steps: int) -> Measured:
     """Stock and ours in turn, so that neither has the warmer machine."""
-    measured = {name: {side: Side() for side in SIDES} for name in WORKLOADS}
-    turns = [(name, side) for _ in range(rounds) for name in WORKLOADS for side in SIDES]
+    measured = {name: {side: Side() for side in SIDES} for name in workloads}
+    turns = [(name, side) for _ in range(rounds) for name in workloads for side in SIDES]
     for name, side in track(turns, "training"):
         arguments = ["--workload", name, "--steps", str(WARM_UP + steps)]
         arguments += ["--ours"] * (side == "ours")
         measured[name][side].runs.append(processes.train("bench.fits_training", arguments))
-    return measured
+    return {_title(name): sides for name, sides in measured.items()}
+
+
+def _title(name: str) -> str:
+    return f"{WORKLOADS[name].title}, {WORKLOADS[name].precisions[0]}"
 
 
 def summarise(sides: dict[str, Side]) -> dict[str, Any]:
@@ -107,10 +112,11 @@ def failures(summary: dict[str, dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Runs, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="these alone")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
     parser.add_argument("--steps", type=int, default=10, help="timed in each, after the warm-up")
     args = parser.parse_args()
-    measured = measure(args.rounds, args.steps)
+    measured = measure(args.workload or list(WORKLOADS), args.rounds, args.steps)
     summary = {name: summarise(sides) for name, sides in measured.items()}
     show(summary)
     runs = {name: {side: sides[side].runs for side in SIDES} for name, sides in measured.items()}

@@ -129,7 +129,7 @@ def rates(backend: str) -> Figures:
         back.append((last.prefetched_bytes - after.prefetched_bytes) / (end - middle) / 1e9)
         del y
         x.grad = None
-    plain = _plain_rate(backend, block)
+    plain = plain_rate(backend, block)
     return {
         "out, GB/s": statistics.median(out[2:]),
         "back, GB/s": statistics.median(back[2:]),
@@ -206,7 +206,7 @@ def _least_us(function: Callable[[], object], count: int = CALLS) -> float:
     return min(rounds)
 
 
-def _plain_rate(backend: str, size: int) -> tuple[float, float]:
+def plain_rate(backend: str, size: int) -> tuple[float, float]:
     """Of one copy after another between the device and page-locked memory; GB/s out and in."""
     import torch
 

@@ -34,8 +34,9 @@ def facts() -> dict[str, object]:
     """What a training says of the machine and the libraries that it ran on."""
     import torch
 
+    has_gpu = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if has_gpu else f"no GPU, {platform.machine()}",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),

@@ -7,6 +7,11 @@ as slow as we like, under budgets of 80, 60 and 50 % of their peak. A row is one
 process of its own: its median step once it follows a plan, what the planner expected, and the bound
 of the recorded step, both times as ratios to the step without limit; then the step over the bound.
 The last line says the worst of these. Exit status 1 if that is more than 1.15.
+
+    python -m bench.sweep --backend cuda
+
+trains real models on a GPU, under limits of 90 to 50 % of their peak, by vdnn_alloc and by what one
+would use instead: bench/peers/.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import processes
+from bench.peers import command as peers
 from bench.timed_training import WORKLOADS
 from vdnn_alloc.planner import plan_step
 from vdnn_alloc.simulate import ideal_step_time
@@ -105,9 +111,12 @@ def table_of(cells: list[Cell]) -> Table:
 def main() -> int:
     """Trains every cell, two at a time, and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=("host",), required=True)
+    parser.add_argument("--backend", choices=("host", "cuda"), required=True)
     parser.add_argument("--quick", action="store_true", help="fewer budgets: a minute or two")
+    peers.add_options(parser.add_argument_group("with --backend cuda, beside other tools"))
     args = parser.parse_args()
+    if args.backend == "cuda":
+        return peers.run(args)
     percents = QUICK_PERCENTS if args.quick else PERCENTS
     with ThreadPoolExecutor(max_workers=2) as pool:
         peaks = dict(zip(WORKLOADS, pool.map(peak_bytes, WORKLOADS), strict=True))

@@ -12,17 +12,12 @@ import os
 import time
 
 import torch
-import torchvision
-from torch import Tensor, nn
-from torch.nn import functional
 
 from bench import processes
 from bench.device_memory import PeakUse, used_bytes
-from bench.same_numbers import EngineRoom, be_deterministic, digest, precision_scope
+from bench.models import Training, classifier
+from bench.same_numbers import EngineRoom, be_deterministic, digest
 
-SEED = 20160618
-SIDE = 224
-CLASSES = 1000
 COUNTERS = (
     *("offloaded_bytes", "prefetched_bytes", "late_prefetches", "stall_ns", "mapping_misses"),
     *("driver_create", "driver_map", "driver_unmap", "driver_set_access", "driver_pin"),
@@ -30,43 +25,24 @@ COUNTERS = (
 )
 
 
-def build(network: str) -> nn.Module:
-    """A torchvision network. VGG's adaptive pooling does nothing at 224 x 224, and its backward
-    refuses deterministic mode, so Identity stands in for it, exactly."""
-    model: nn.Module = getattr(torchvision.models, network)()
-    if network.startswith("vgg"):
-        model.avgpool = nn.Identity()
-    return model.cuda()
-
-
-class Training:
-    """The loop that everybody writes, and what to read after each step."""
+class Rows:
+    """The training, and what to read after each step."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        torch.manual_seed(SEED)
         self.args = args
-        self.model = build(args.network)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.images = torch.randn(args.batch, 3, SIDE, SIDE, device="cuda")
-        self.labels = torch.randint(CLASSES, (args.batch,), device="cuda")
+        self.training = Training(
+            lambda precision: classifier(args.network, args.batch, precision), args.precision
+        )
         self.rows: list[dict[str, object]] = []
-
-    def step(self) -> Tensor:
-        self.optimizer.zero_grad()
-        with precision_scope(self.args.precision):
-            loss = functional.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
     def timed_step(self) -> None:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        loss = self.step()
+        loss = self.training.step()
         torch.cuda.synchronize()
         row: dict[str, object] = {"ms": (time.perf_counter() - begin) * 1e3, "loss": loss.item()}
         if self.args.equality:
-            row["gradients"] = digest(self.model, gradients=True)
+            row["gradients"] = digest(self.training.model, gradients=True)
         if self.args.budget:
             row.update(counters())
         self.rows.append(row)
@@ -106,15 +82,16 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     torch.cuda.synchronize()
     # Sampling takes locks of the driver, so a timed run is looked at rarely; frames stay anyhow.
     with PeakUse(interval_s=0.002 if args.equality else 0.1) as use:
-        training = Training(args)
-        room = EngineRoom(training.model, args.engine_room) if args.engine_room else None
+        rows = Rows(args)
+        model = rows.training.model
+        room = EngineRoom(model, args.engine_room) if args.engine_room else None
         for _ in range(args.steps):
-            training.timed_step()
+            rows.timed_step()
             if room is not None:
                 room.close()
     return {
-        "rows": training.rows,
-        "parameters": digest(training.model, gradients=False),
+        "rows": rows.rows,
+        "parameters": digest(model, gradients=False),
         "used_max": use.peak_bytes,
         "outside_allocator": used_bytes() - torch.cuda.memory_reserved(),
         "allocated_max": torch.cuda.max_memory_allocated(),
