@@ -23,7 +23,12 @@ from vdnn_alloc.plan import LayerKind, NativePolicy
 from vdnn_alloc.plan_keeper import PlanKeeper
 from vdnn_alloc.pool_indices import may_shrink, narrow, smallest_type, widen
 from vdnn_alloc.rectified import revive, saves_signs, signs
-from vdnn_alloc.saved_tensors import name_node, raise_modified
+from vdnn_alloc.saved_tensors import (
+    backward_node,
+    name_node,
+    raise_detached,
+    raise_modified,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +60,8 @@ class Controller:
             "describe": self._describe,
             "name_node": name_node,
             "modified": raise_modified,
+            "backward_node": backward_node,
+            "detached": raise_detached,
             "failed": self._raise_failed,
             "narrow": narrow,
             "widen": widen,

@@ -8,10 +8,14 @@ torch's version and mode.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_C: Any = torch._C
 _autograd: Any = torch._C._autograd
 _PythonNode: Any = torch.autograd.function.BackwardCFunction
 
@@ -21,6 +25,21 @@ def name_node(x: torch.Tensor) -> tuple[str, bool]:
     node = x.grad_fn
     assert node is not None
     return node.name(), not isinstance(node, _PythonNode)
+
+
+def backward_node() -> tuple[Any, bool]:
+    """The node whose backward runs on this thread, or None, and whether it is Python's."""
+    node = _C._current_autograd_node()
+    return node, isinstance(node, _PythonNode)
+
+
+def raise_detached() -> None:
+    """Always raises.
+
+    Raises:
+        RuntimeError: autograd's sentence on an input that was detached in place.
+    """
+    raise RuntimeError(_torchs_words(_detach))
 
 
 def raise_modified(
@@ -56,18 +75,34 @@ def _origin_text(node: str, output: int, torchs: str, *, is_view: bool) -> str:
 
 def _torchs_text() -> str:
     """What torch, in its version and mode, says of an exponential that was modified."""
+    return _torchs_words(_modify)
+
+
+def _modify(x: torch.Tensor) -> None:
+    y: Any = x.exp()
+    y.detach().add_(1)
+    _ = y.grad_fn._saved_result
+
+
+def _detach(x: torch.Tensor) -> None:
+    y = x.exp()
+    z = y * y
+    y.detach_()
+    torch.autograd.backward(z)
+
+
+def _torchs_words(misuse: Callable[[torch.Tensor], None]) -> str:
+    """What torch says of a misuse where no hooks are in force."""
     hooks: list[Any] = []
     while (pair := _autograd._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(pair)
         _autograd._pop_saved_tensors_default_hooks()
     try:
         with torch.enable_grad():
-            modified: Any = torch.zeros((), device="cpu", requires_grad=True).exp()
+            misuse(torch.zeros((), device="cpu", requires_grad=True))
+    except RuntimeError as error:
+        return str(error)
     finally:
         for pack, unpack in reversed(hooks):
             _autograd._push_saved_tensors_default_hooks(pack, unpack)
-    modified.detach().add_(1)
-    try:
-        return str(modified.grad_fn._saved_result)
-    except RuntimeError as error:
-        return str(error)
+    raise AssertionError("torch accepts what it used to reject")

@@ -16,16 +16,18 @@ enum Callback : std::size_t {
   kDescribe,     // (module) -> (layer, flags of its saves)
   kNameNode,     // (x) -> (name of its grad_fn, whether all nodes of its class have that name)
   kModified,     // (alias, expected version, name | None, output, is_view): raises autograd's error
-  kFailed,       // (vdnn_status): raises what it means
-  kNarrow,       // (int64 tensor, dtype) -> the same as dtype
-  kWiden,        // (tensor) -> the same as int64
-  kSigns,        // (x) -> where it is not at most zero
-  kRevive,       // (signs | None, form) -> what the backward of the one that saved it takes for it
+  kBackwardNode,  // () -> (the node whose backward runs | None, whether it is Python's)
+  kDetached,      // () -> None: raises autograd's error
+  kFailed,        // (vdnn_status): raises what it means
+  kNarrow,        // (int64 tensor, dtype) -> the same as dtype
+  kWiden,         // (tensor) -> the same as int64
+  kSigns,         // (x) -> where it is not at most zero
+  kRevive,        // (signs | None, form) -> what the backward of the one that saved it takes for it
   kCallbackCount
 };
-constexpr const char* kCallbacks[] = {"enter_root", "open_episode", "describe", "name_node",
-                                      "modified",   "failed",       "narrow",   "widen",
-                                      "signs",      "revive"};
+constexpr const char* kCallbacks[] = {"enter_root", "open_episode",  "describe", "name_node",
+                                      "modified",   "backward_node", "detached", "failed",
+                                      "narrow",     "widen",         "signs",    "revive"};
 
 // Where one thread is.
 struct Thread {

@@ -22,6 +22,8 @@ bool note_origin(Hooks::Contents& hooks, PyObject* x, Saved::Contents& saved) {
   if (!node) return true;
   saved.output = static_cast<std::uint32_t>(tensor.output_nr());
   saved.is_view = tensor.is_view();
+  saved.node = node.get();
+  saved.original = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
   const void* kind = *reinterpret_cast<const void* const*>(node.get());
   const auto known = hooks.names_of_nodes.find(kind);
   if (known != hooks.names_of_nodes.end() && known->second != nullptr) {
@@ -248,6 +250,30 @@ void leave_backward() {
   move_to(kOutsideLayer, VDNN_OUTSIDE);
 }
 
+// The head of torch's THPCppFunction.
+struct PythonNode {
+  PyObject_HEAD const void* node;
+};
+
+// Whether what a backward asks for has been detached in place since, which stock refuses: it looks
+// for the node of an input in the input itself. Of an output it knows the node. -1: Python raised.
+int is_detached(const Hooks::Contents& hooks, const Saved::Contents& saved) {
+  if (saved.node == nullptr || saved.is_view) return 0;
+  const c10::intrusive_ptr<c10::TensorImpl> original = saved.original.lock();
+  if (!original || original->requires_grad()) return 0;
+  PyObject* asked = PyObject_CallNoArgs(hooks.callbacks[kBackwardNode]);
+  PyObject* node = nullptr;
+  int is_pythons = 0;
+  if (asked == nullptr || PyArg_ParseTuple(asked, "Op", &node, &is_pythons) == 0) {
+    Py_XDECREF(asked);
+    return -1;
+  }
+  const bool is_known = node != Py_None && is_pythons == 0;
+  const int is = is_known && reinterpret_cast<PythonNode*>(node)->node != saved.node ? 1 : 0;
+  Py_DECREF(asked);
+  return is;
+}
+
 // What is read by hand is no backward.
 void enter_backward(std::uint32_t layer) {
   if (thread.layer == layer && thread.phase == VDNN_BACKWARD) return;
@@ -309,6 +335,10 @@ PyObject* pack_tensor(Hooks::Contents& hooks, PyObject* x) {
 
 PyObject* unpack_tensor(Hooks::Contents& hooks, const Saved::Contents& saved) {
   if (version_of(saved) != saved.version) return raise_modified(hooks, saved);
+  if (const int is = is_detached(hooks, saved); is != 0) {
+    if (is > 0) Py_XDECREF(PyObject_CallNoArgs(hooks.callbacks[kDetached]));
+    return nullptr;
+  }
   if (saved.record != nullptr && !restore(hooks, saved)) return nullptr;
   return as_saved(hooks, saved);
 }

@@ -89,6 +89,10 @@ class Records {
 struct Saved {
   PyObject_HEAD struct Contents {
     at::TensorBase alias;
+    // Of what was saved with a node of its own: who it was, with no hold on its data, and the node,
+    // to be compared only. See is_detached.
+    c10::weak_intrusive_ptr<c10::TensorImpl> original{c10::intrusive_ptr<c10::TensorImpl>()};
+    const void* node = nullptr;
     std::uint32_t version = 0;
     std::uint32_t output = 0;       // which output of its node x is
     PyObject* node_name = nullptr;  // of the node that x comes from; null: a leaf

@@ -151,3 +151,55 @@ def harmless_overwriting() -> float:
     y.sum().backward()
     assert x.grad is not None
     return float(x.grad.sum())
+
+
+def detached_in_place(shape: tuple[int, int]) -> dict[str, str | float]:
+    """What comes of detach_() between forward and backward: of an input, an output, both at once,
+    an input of the node's own kind, a leaf, and an output of a Function of the user's."""
+    leaf = torch.full(shape, 0.5, requires_grad=True)
+    found: dict[str, str | float] = {}
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = 2 * x
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (y,) = ctx.saved_tensors
+            return grad * y / y * 2
+
+    cases: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
+        "input": (lambda: leaf * 2, torch.sin),
+        "output": (lambda: leaf.exp(), torch.sum),
+        "both": (lambda: leaf.exp(), torch.square),
+        "of its own kind": (lambda: leaf * 2, lambda h: h * h),
+        "in its own kind, as an output": (lambda: leaf.exp(), torch.exp),
+        "of a Function": (lambda: Doubled.apply(leaf), torch.sum),
+        "of a Function, as an input": (lambda: Doubled.apply(leaf), torch.sin),
+    }
+    for name, (inner, outer) in cases.items():
+        leaf.grad = None
+        h = inner()
+        y = outer(h).sum()
+        h.detach_()
+        try:
+            y.backward()
+        except RuntimeError as error:
+            found[name] = str(error)
+        else:
+            assert leaf.grad is not None
+            found[name] = float(leaf.grad.sum())
+    return found
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_what_was_detached_in_place_is_used_or_rejected_as_stock_does(
+    shape: tuple[int, int],
+) -> None:
+    install = {"budget": "24MiB", "policy": "dyn"}
+    ours = fresh.same_as_stock(detached_in_place, shape, install=install)
+
+    assert len({type(value) for value in ours.result.values()}) == 2

@@ -87,12 +87,13 @@ def test_attributes_of_a_frozen_weight_are_not_on_what_was_saved() -> None:
     assert ours[1:] == stock[1:]
 
 
-def detached_in_place() -> tuple[str, float | None, list[str]]:
-    """A saved input is taken out of its graph before the backward."""
+def detached_and_dropped() -> tuple[str, float | None, list[str]]:
+    """A saved input is taken out of its graph before the backward, and dropped."""
     leaf = torch.full((8,), 2.0, requires_grad=True)
     x = leaf.clone()
     y = x.square()
     x.detach_()
+    del x
     said = "nothing"
     try:
         y.sum().backward()
@@ -101,9 +102,9 @@ def detached_in_place() -> tuple[str, float | None, list[str]]:
     return said, None if leaf.grad is None else float(leaf.grad[0]), trained()
 
 
-def test_an_input_that_was_detached_in_place_is_not_noticed() -> None:
-    ours = fresh.call(detached_in_place, install=TIGHT).result
-    stock = fresh.call(detached_in_place).result
+def test_an_input_that_was_detached_in_place_and_dropped_is_not_noticed() -> None:
+    ours = fresh.call(detached_and_dropped, install=TIGHT).result
+    stock = fresh.call(detached_and_dropped).result
 
     assert "has been detached" in stock[0]
     assert (ours[0], ours[1]) == ("nothing", 2 * 2.0)

@@ -96,9 +96,14 @@ HOOKS = (
     ),
     Case(
         "A tensor that was saved as an input is detached in place (x.detach_()) before backward.",
-        "Limit: stock PyTorch raises; here the gradient is that of the graph as it was built. "
-        "Nothing of x itself is kept that could tell, for a kept x would never be freed.",
-        ("tests/host/test_limits.py::test_an_input_that_was_detached_in_place_is_not_noticed",),
+        "The same RuntimeError. Limit: if the program has dropped x as well, the gradient is that "
+        "of the graph as it was built, for nothing of ours keeps x alive.",
+        (
+            "tests/host/test_inplace_misuse.py::"
+            "test_what_was_detached_in_place_is_used_or_rejected_as_stock_does",
+            "tests/host/test_limits.py::"
+            "test_an_input_that_was_detached_in_place_and_dropped_is_not_noticed",
+        ),
     ),
     Case(
         "What a program hung on a parameter was gone from ctx.saved_tensors.",
