@@ -155,7 +155,7 @@ def harmless_overwriting() -> float:
 
 def detached_in_place(shape: tuple[int, int]) -> dict[str, str | float]:
     """What comes of detach_() between forward and backward: of an input, an output, both at once,
-    an input of the node's own kind, a leaf, and an output of a Function of the user's."""
+    an input of the node's own kind, and in Functions of the user's."""
     leaf = torch.full(shape, 0.5, requires_grad=True)
     found: dict[str, str | float] = {}
 
@@ -171,6 +171,17 @@ def detached_in_place(shape: tuple[int, int]) -> dict[str, str | float]:
             (y,) = ctx.saved_tensors
             return grad * y / y * 2
 
+    class Squared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return 2 * x * grad
+
     cases: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
         "input": (lambda: leaf * 2, torch.sin),
         "output": (lambda: leaf.exp(), torch.sum),
@@ -179,6 +190,8 @@ def detached_in_place(shape: tuple[int, int]) -> dict[str, str | float]:
         "in its own kind, as an output": (lambda: leaf.exp(), torch.exp),
         "of a Function": (lambda: Doubled.apply(leaf), torch.sum),
         "of a Function, as an input": (lambda: Doubled.apply(leaf), torch.sin),
+        "in a Function, as an input": (lambda: leaf * 2, Squared.apply),
+        "between two Functions": (lambda: Doubled.apply(leaf), Squared.apply),
     }
     for name, (inner, outer) in cases.items():
         leaf.grad = None
