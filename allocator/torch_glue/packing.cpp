@@ -147,27 +147,25 @@ bool is_short(const Hooks::Contents& hooks, const at::TensorBase& x) {
 }
 
 // The rectifier's save of the map that a pooling now saves as its input; null if that is needed.
-Saved::Contents* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
+Saved* find_rectified(const Hooks::Contents& hooks, PyObject* x) {
   const bool pools = thread.index_type != nullptr && thread.phase == VDNN_FORWARD;
   if (!pools || latest_rectified == nullptr || !is_exact_tensor(x)) return nullptr;
   if ((flags_of(hooks, thread.layer) & VDNN_SAVE_EAGER) != 0) return nullptr;
-  Saved::Contents& rectified = latest_rectified->contents;
+  const Saved::Contents& rectified = latest_rectified->contents;
   const at::TensorBase& tensor = tensor_of(x);
   const bool is_it = is_detached_by_copy(tensor) && is_same_view(rectified.alias, tensor) &&
                      tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense() &&
                      version_of(rectified) == rectified.version &&
                      rectified.record->aliases().size() == 1 &&
                      !rectified.record->is_being_restored() && is_short(hooks, tensor);
-  return is_it ? &rectified : nullptr;
+  return is_it ? latest_rectified : nullptr;
 }
 
 // Of a map that was saved by a rectifier and by the pooling behind it, and by nobody else, the
 // signs are kept for the one and the form for the other. The map is gone with the program's
 // references.
-bool forget_values(Hooks::Contents& hooks, PyObject* x, Saved::Contents& pooled,
+bool forget_values(Hooks::Contents& hooks, PyObject* signs, Saved::Contents& pooled,
                    Saved::Contents& rectified) {
-  PyObject* signs = PyObject_CallOneArg(hooks.callbacks[kSigns], x);
-  if (signs == nullptr) return false;
   hooks.shrunk_bytes += pooled.alias.nbytes() - tensor_of(signs).nbytes();
   pooled.whole_version = rectified.whole_version =
       pooled.alias.unsafeGetTensorImpl()->version_counter();
@@ -175,7 +173,6 @@ bool forget_values(Hooks::Contents& hooks, PyObject* x, Saved::Contents& pooled,
   pooled.form = rectified.form = over(pooled.alias, c10::DataPtr(nullptr, device));
   pooled.alias.reset();
   rectified.alias = detach_by_copy(tensor_of(signs));
-  Py_DECREF(signs);
   std::exchange(rectified.record, nullptr)->drop();
   Py_CLEAR(rectified.episode);
   latest_rectified = nullptr;
@@ -306,8 +303,16 @@ bool shrink_or_offer(Hooks::Contents& hooks, PyObject* x, Saved* object) {
   Saved::Contents& saved = object->contents;
   if (can_shrink(x)) {
     if (!shrink(hooks, x, saved)) return false;
-  } else if (Saved::Contents* rectified = find_rectified(hooks, x)) {
-    return forget_values(hooks, x, saved, *rectified);
+  } else if (Saved* rectified = find_rectified(hooks, x)) {
+    Py_INCREF(rectified);
+    PyObject* signs = PyObject_CallOneArg(hooks.callbacks[kSigns], x);
+    // The GIL was let go: another thread may have saved the map, too, or another one.
+    const bool is_still = signs != nullptr && find_rectified(hooks, x) == rectified;
+    const bool is_well =
+        is_still ? forget_values(hooks, signs, saved, rectified->contents) : signs != nullptr;
+    Py_XDECREF(signs);
+    Py_DECREF(rectified);
+    if (is_still || !is_well) return is_well;
   }
   if (!is_exact_tensor(x) || is_parameter(x)) return true;
   if (!offer(hooks, saved, thread.layer)) return false;

@@ -153,34 +153,36 @@ def harmless_overwriting() -> float:
     return float(x.grad.sum())
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = 2 * x
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y / y * 2
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
 def detached_in_place(shape: tuple[int, int]) -> dict[str, str | float]:
     """What comes of detach_() between forward and backward: of an input, an output, both at once,
     an input of the node's own kind, and in Functions of the user's."""
     leaf = torch.full(shape, 0.5, requires_grad=True)
     found: dict[str, str | float] = {}
-
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            y = 2 * x
-            ctx.save_for_backward(y)
-            return y
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            (y,) = ctx.saved_tensors
-            return grad * y / y * 2
-
-    class Squared(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return 2 * x * grad
 
     cases: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
         "input": (lambda: leaf * 2, torch.sin),
